@@ -39,7 +39,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Imported on first use: all load rich and psutil, which a training script does not need.
+# Imported on first use: a training script does not need them.
 _LAZY = {
     "bottleneck_check": "dataloaders.bottleneck",
     "check_bottleneck": "dataloaders.bottleneck",

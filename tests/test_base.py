@@ -70,38 +70,32 @@ assert verify({str(cache)!r}) == []
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_commands_without_rich_and_psutil(python, cache, tmp_path):
+def test_commands_need_torch_and_numpy_only_and_the_page_names_its_extra(python, cache, tmp_path):
+    script = "for batch in torch.utils.data.DataLoader(range(400)): pass\n"
+    (tmp_path / "train.py").write_text(f"import torch\n{script}")
     done = run(
         tmp_path,
         f"""
-        import dataloaders
         from dataloaders.cli import main
-        from dataloaders.errors import MissingDependency
 
-        for name in ("check_bottleneck", "tune"):
-            try:
-                getattr(dataloaders, name)
-            except MissingDependency as error:
-                print(error)
-        print(main(["check", "no.py"]), main(["tune", "no.py"]), flush=True)
+        for options in (["--html", "page.html"], ["--json", "report.json"]):
+            print("status", main(["check", "--budget", "0.5", "--quiet", *options, "train.py"]))
+        print("status", main(["tune", "--budget", "0.5", "--quiet", "train.py"]), flush=True)
         assert main(["cache", "info", {str(cache)!r}]) == 0
         assert main(["cache", "verify", {str(cache)!r}, "--quiet"]) == 0
         assert main(["backends"]) == 0
         """,
         python,
+        DATALOADERS_CACHE=str(tmp_path),
     )
     assert done.returncode == 0, done.stderr
-    check, tune, statuses, *shown = done.stdout.splitlines()
-    assert check.startswith("the bottleneck check needs rich, which cannot be imported")
-    assert check.endswith("; install it with: pip install 'gpu-dataloaders[check]'")
-    assert tune.startswith("tuning needs psutil and rich, and psutil cannot be imported")
-    assert tune.endswith("; install them with: pip install 'gpu-dataloaders[check]'")
-    assert statuses == "2 2"
-    assert done.stderr == f"dataloaders check: {check}\ndataloaders tune: {tune}\n"
-    shown = "\n".join(shown)
-    assert "tensor:uint8" in shown
-    assert f"{cache} is whole" in shown
-    assert "nvidia-dali-cuda130" in shown
+    lines = done.stdout.splitlines()
+    assert [one for one in lines if one.startswith("status")] == ["status 2", *["status 0"] * 2]
+    assert done.stderr.startswith("dataloaders check: the page needs jinja2 and matplotlib, and ")
+    assert done.stderr.endswith("; install them with: pip install 'gpu-dataloaders[check]'\n")
+    assert "tensor:uint8" in done.stdout
+    assert f"{cache} is whole" in done.stdout
+    assert "nvidia-dali-cuda130" in done.stdout
 
 
 def test_a_cache_is_built_with_h5py_alone(tmp_path):

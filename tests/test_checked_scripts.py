@@ -92,12 +92,6 @@ def test_a_loop_in_a_thread_after_a_first_pass_over_the_data(tmp_path):
     assert (finding["name"], finding["where"]) == ("zero-grad", f"train.py:{line}")
 
 
-def test_a_loader_in_a_thread_of_its_own_class_is_measured_around_the_thread(tmp_path):
-    done = check(tmp_path, THREADED + "loader = LoaderX(Data(), batch_size=4)\n" + EPOCHS)
-    assert measured_in(done).startswith("1: LoaderX of Data")
-    assert "the script was ended after" in done.stdout
-
-
 THREADED = (
     OPTIMIZER
     + """
@@ -126,11 +120,12 @@ class LoaderX(DataLoader):
 )
 
 
-def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(tmp_path):
+@pytest.mark.parametrize("batches", ["Background(iter(plain))", "threaded"])
+def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(batches, tmp_path):
     text = (
-        "plain = DataLoader(Data(400), batch_size=4)\n"
+        "plain, threaded = DataLoader(Data(400), 4), LoaderX(Data(400), 4)\n"
         "for epoch in range(1000):\n"
-        "    for batch in Background(iter(plain)):\n"
+        f"    for batch in {batches}:\n"
         "        train_on(batch, optimizer)\n"
     )
     done = check(tmp_path, THREADED + text)

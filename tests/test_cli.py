@@ -249,6 +249,17 @@ def test_ctrl_c_prints_what_is_known(command, tmp_path):
     assert "this is what was known by then" in done.out
 
 
+def test_ctrl_c_before_anything_was_tried_prints_what_the_check_knows(command, tmp_path):
+    text = HEAD + (
+        "for step, batch in enumerate(DataLoader(Slow(0.002, count=400))):\n"
+        "    if step == 50: raise KeyboardInterrupt\n"
+    )
+    done = command("tune", "--backends", "--budget", 60, write(tmp_path, text))
+    assert done.status == 130
+    assert "interrupted after 50 steps, before anything was tried" in done.err
+    assert "loader  DataLoader over Slow, 400 batches an epoch" in done.out
+
+
 LIGHTNING = (
     HEAD
     + """
@@ -511,6 +522,14 @@ def test_wrong_command_lines_are_told_apart(words, says, command):
     assert done.status == 2
     assert says in done.err
     assert "trains its model" not in done.err
+
+
+def test_tune_and_probe_measure_no_ranks(command, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for words in (["tune"], ["probe"]):
+        done = command(*words, __file__)
+        assert done.status == 2
+        assert "measures one process, and WORLD_SIZE says that there are several" in done.err
 
 
 @pytest.mark.nightly  # it imports all of the command, for seconds

@@ -9,6 +9,7 @@ import pytest
 
 from bench import picture
 from dataloaders.bottleneck import Interval
+from dataloaders.errors import MissingDependency
 from helpers.reports import HOSTILE, a_report, about
 
 HEADINGS = [
@@ -53,20 +54,23 @@ def test_what_comes_from_the_user_is_escaped_and_changes_and_findings_have_their
     assert "matmul_precision" not in full  # it waits for the step's verdict
 
 
-def test_without_matplotlib_the_page_has_tables_and_says_what_is_missing(monkeypatch):
+def test_without_matplotlib_there_is_no_page_and_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "dataloaders.bottleneck.outputs.charts", raising=False)
+    for name in ("charts", "page"):
+        monkeypatch.delitem(sys.modules, f"dataloaders.bottleneck.outputs.{name}", raising=False)
+    with pytest.raises(MissingDependency, match=r"with: pip install 'gpu-.*\[check\]'"):
+        a_report().to_html()
+
+
+def test_where_no_change_surely_gains_the_page_begins_with_what_the_advice_says():
     open_ones = tuple(
         replace(one, predicted=Interval(0.9, 2.0, 3.0), measured=None)
         for one in a_report().candidates
     )
     page = a_report(candidates=open_ones).to_html()
-    assert "pip install &#39;gpu-dataloaders[check]&#39;" in page
-    assert "<svg" not in page
     assert page.count("<table>") == 6
-    assert "matmul_precision" in a_report(verdict="step-bound").to_html()
-    # No change surely gains: the page begins with what the advice says.
     assert "<code>num_workers=&#34;auto&#34;</code>" in page.partition("</header>")[0]
+    assert "matmul_precision" in a_report(verdict="step-bound").to_html()
 
 
 # In a browser ------------------------------------------------------------------------------------

@@ -130,8 +130,7 @@ class H5(Backend):
                 if why is None
                 else f"samples are made one by one: {why}"
             )
-            large = full_size(loader.dataset) if kept == str(Images()) else ""
-            return Plan(self.name, stages, plan.delivers, notes=(*notes, *filter(None, [large])))
+            return Plan(self.name, stages, plan.delivers, notes=tuple(notes))
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
 
@@ -181,7 +180,7 @@ class H5(Backend):
         if exists:
             return opened(loader, path, images=self.images, check=self.check, expect=self.expect)
         print(f"backend 'h5' builds {path}", file=sys.stderr)
-        from dataloaders.cli.progress import ProgressLine
+        from dataloaders.measuring.progress import ProgressLine
 
         line = ProgressLine()
 

@@ -13,21 +13,11 @@ summary    advice and notes        report   the result: data and text
 outputs/   JSON, page, Markdown, trace, two reports compared
 """
 
-from dataloaders.errors import MissingDependency
-
-try:
-    import rich  # noqa: F401
-except ImportError as error:
-    raise MissingDependency(
-        f"the bottleneck check needs rich, which cannot be imported ({error}); install it with: "
-        "pip install 'gpu-dataloaders[check]'"
-    ) from error
-
+from dataloaders.bottleneck.arms import Verdict
 from dataloaders.bottleneck.check import Check, Progress
 from dataloaders.bottleneck.inline import bottleneck_check, check_bottleneck
 from dataloaders.bottleneck.outputs.against import Comparison
 from dataloaders.bottleneck.report import Report
-from dataloaders.bottleneck.verdict import Verdict
 from dataloaders.measuring.intervals import Interval, Step
 
 __all__ = [

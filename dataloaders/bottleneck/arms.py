@@ -14,13 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from dataloaders.batches.tree import Batch
     from dataloaders.bottleneck.blocks import Blocks
-
-__all__ = ["ARMS", "COLD", "FETCH", "LAUNCH", "STALLS", "Arm", "Stall", "Take", "Verdict"]
 
 Verdict: TypeAlias = Literal[
     "input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive"
@@ -30,8 +28,7 @@ Take: TypeAlias = "Callable[[], Batch]"
 """Returns the next batch for the step; raises StopIteration where the block cannot go on."""
 
 
-@dataclass(frozen=True)
-class Stall:
+class Stall(NamedTuple):
     """Names time that the loop loses to one cause."""
 
     name: str  # its key in the report
@@ -45,10 +42,11 @@ class Arm:
 
     name: str  # its key in the report
     tells: str  # what it is, in words
-    stall: Stall | None  # what its difference to synthetic tells; None: nothing, or all
-    exists: Callable[[Blocks], bool]  # whether it says something about this loader and step
     begin: Callable[[Blocks], None]  # brings the queue into a block's first state, off the clock
     take: Callable[[Blocks, int], Take]  # what hands out so many batches, settling included
+    stall: Stall | None = None  # what its difference to synthetic tells; None: nothing, or all
+    # Whether it says something about this loader and step.
+    exists: Callable[[Blocks], bool] = lambda blocks: True
     most: Callable[[Blocks], float] | None = None  # batches before it has to begin again
 
 
@@ -63,10 +61,6 @@ STALLS = (PREP, TRANSFER, CONTENTION)
 
 def _when_idle(blocks: Blocks) -> None:
     blocks.feed.wait_until_idle(blocks.patience_s, blocks.real_s)
-
-
-def _resident(blocks: Blocks, count: int) -> Take:
-    return iter(blocks.pool.issue("synthetic", count)).__next__
 
 
 def _on_host(blocks: Blocks, count: int) -> Take:
@@ -99,46 +93,35 @@ def _begin_real(blocks: Blocks) -> None:
         blocks.feed.bring_to(blocks.ready, blocks.patience_s)
 
 
-def _from_loader(blocks: Blocks, count: int) -> Take:
-    return blocks.take_real
-
-
 ARMS = (
-    Arm("real", "the loop as it is", None, lambda blocks: True, _begin_real, _from_loader),
+    Arm("real", "the loop as it is", _begin_real, lambda blocks, count: blocks.take_real),
     Arm(
         "synthetic",
         "the step alone, on batches that are already there",
-        None,
-        lambda blocks: True,
         _when_idle,
-        _resident,
+        lambda blocks, count: iter(blocks.pool.issue("synthetic", count)).__next__,
     ),
     Arm(
         "host",
         "the same, and the copy to the device",
-        TRANSFER,
-        lambda blocks: blocks.pool.transfers,
         _when_idle,
         _on_host,
+        TRANSFER,
+        lambda blocks: blocks.pool.transfers,
     ),
     Arm(
         # On the host's clock the steps of real blocks, without their waits, are this arm.
         "contended",
         "the step alone, while the loader's workers run",
-        CONTENTION,
-        lambda blocks: blocks.behind and blocks.feed.workers > 0 and blocks.feed.tells,
         _begin_contended,
         _beside_workers,
+        CONTENTION,
+        lambda blocks: blocks.behind and blocks.feed.workers > 0 and blocks.feed.tells,
         lambda blocks: blocks.feed.left - 1,
     ),
 )
 """All arms of a round, in its order: the first one continues where the warm-up ended."""
 
-COLD = Arm(
-    "cold",
-    "the loop as it is, its files not in memory",
-    FETCH,
-    lambda blocks: False,  # measured once, after the rounds: see causes.py
-    _begin_real,
-    _from_loader,
-)
+TELLS = {arm.name: arm.tells for arm in (*ARMS[1:], ARMS[0])}
+TELLS["cold"] = "the loop as it is, its files not in memory"  # measured once: see causes.py
+"""What each input is, in words, in the order of a report."""

@@ -27,8 +27,6 @@ from dataloaders.measuring.intervals import Interval, Lap, Step, Timed, mean_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Block", "Blocks", "Waits"]
-
 Block: TypeAlias = Generator[Batch, None, "Timed | None"]
 """Yields batches to the step; returns what it took, or None if the block must be run again."""
 
@@ -37,24 +35,6 @@ _LOOKED_AT_S = 0.02  # looking at the queues takes some microseconds
 _MOST_WAITS = 100_000
 _SLOWEST = 4
 _LAUNCHES, _DELAY = 8, 1.5  # launched at once; of the time that a step takes
-
-
-class Waits:
-    """Holds what single batches were waited for, and which batches were waited for the longest."""
-
-    def __init__(self) -> None:
-        self.seconds: deque[float] = deque(maxlen=_MOST_WAITS)
-        # (seconds, keys) of batches whose keys are known, the longest first.
-        self.slowest: list[tuple[float, Any]] = []
-
-    def add(self, seconds: float, keys: Any) -> None:
-        """Note one batch."""
-        self.seconds.append(seconds)
-        full = len(self.slowest) == _SLOWEST
-        if keys is not None and not (full and seconds <= self.slowest[-1][0]):
-            entries = [*self.slowest, (seconds, keys)]
-            self.slowest = sorted(entries, key=lambda entry: -entry[0])[:_SLOWEST]
-
 
 _KEPT_STEPS = 100  # of each arm, for the timeline
 
@@ -80,7 +60,9 @@ class Blocks:
         self.cycle = 1  # batches of an accumulation cycle, as the last block had it
         self.writes = False  # whether the step writes into its batch
         self.step_cores = 1.0  # that this process computes on during a step
-        self.waits = Waits()  # for single batches of real blocks
+        # What single batches of real blocks were waited for, and (seconds, keys) of the longest.
+        self.waits: deque[float] = deque(maxlen=_MOST_WAITS)
+        self.slowest: list[tuple[float, Any]] = []
         # The real block of a whole epoch whose consumer left after its last batch.
         self.salvaged: Timed | None = None
         self._schedule = schedule
@@ -126,6 +108,13 @@ class Blocks:
         """Count ``seconds`` of waiting for another loader."""
         self.elsewhere[name] = self.elsewhere.get(name, 0.0) + seconds
         self._elsewhere_s += seconds
+
+    def _waited(self, seconds: float, keys: Any) -> None:
+        self.waits.append(seconds)
+        full = len(self.slowest) == _SLOWEST
+        if keys is not None and not (full and seconds <= self.slowest[-1][0]):
+            entries = [*self.slowest, (seconds, keys)]
+            self.slowest = sorted(entries, key=lambda entry: -entry[0])[:_SLOWEST]
 
     def give(self, batch: Batch) -> Iterator[Batch]:
         """Yield one unmeasured batch to the step."""
@@ -310,7 +299,7 @@ class Blocks:
                     given = now()
                     waited += given - begin
                     if real:
-                        self.waits.add(given - begin, feed.keys)
+                        self._waited(given - begin, feed.keys)
                     if varied:
                         size += nbytes(batch)
                         fresh = self._is_fresh(batch) or fresh
@@ -366,7 +355,7 @@ class Blocks:
             while True:
                 done += 1
                 if done > 1:  # what starting an epoch takes is no batch's own
-                    self.waits.add(now() - begin, feed.keys)
+                    self._waited(now() - begin, feed.keys)
                 if schedule.cut_short and done == length:
                     # A consumer that counts batches never asks for more than these: this is the
                     # last that the clock is read, and the last step counts as an ordinary one.

@@ -47,8 +47,6 @@ from dataloaders.predicting import (
 from dataloaders.specification import iterates_itself, view_of
 from dataloaders.tuning.trial import observe
 
-__all__ = ["Causes"]
-
 _LOOK_SHARE, _MOST_LOOK_S = 0.1, 2.0
 _TRIAL_SHARE, _LEAST_TRIAL_S = 0.1, 1.0
 _FEWEST_COLD = 6
@@ -75,7 +73,7 @@ class Causes:
     @property
     def waits(self) -> Mapping[str, Any] | None:
         """Return what single batches were waited for; None if no real block ran."""
-        seconds = self._blocks.waits.seconds
+        seconds = self._blocks.waits
         if not seconds:
             return None
         p50, p99, longest = np.percentile(seconds, (50, 99, 100)).tolist()
@@ -98,7 +96,7 @@ class Causes:
         if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
             size = 1  # a sample is a batch
         first: list[Any] = []
-        for _, keys in self._blocks.waits.slowest:
+        for _, keys in self._blocks.slowest:
             keys = keys.flatten().tolist() if isinstance(keys, torch.Tensor) else keys
             first += keys if isinstance(keys, (list, tuple)) else [keys]
         seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
@@ -205,7 +203,7 @@ class Causes:
         if kept or not (feed.workers and feed.length and feed.epoch_starts):
             return 0.0
         ends = statistics.fmean(feed.epoch_ends) if feed.epoch_ends else 0.0
-        usual = statistics.median(self._blocks.waits.seconds or [0.0])
+        usual = statistics.median(self._blocks.waits or [0.0])
         return max(0.0, statistics.median(feed.epoch_starts) + ends - usual) / feed.length
 
     def _cold(self, seen: Prepared, size: int) -> Iterator[Batch]:
@@ -237,7 +235,7 @@ class Causes:
         """Yield an epoch of ``view``; return the seconds of each batch after ``settle``."""
         clock = self._blocks.clock
         marks: list[Any] = []
-        for number, batch in enumerate(view._get_iterator()):  # not iter(): it may be watched
+        for number, batch in enumerate(observing.started_quietly(view._get_iterator)):
             if number == settle:
                 marks.append(clock.mark())
             yield self._blocks.delivered(batch)
@@ -249,10 +247,9 @@ class Causes:
     def _try(self, stages: Stages) -> Iterator[Batch]:
         """Run each candidate with the step; a cache is built if that takes no longer than this."""
         seconds = max(_LEAST_TRIAL_S, _TRIAL_SHARE * self._budget_s)
-        tried = list(self.candidates)
         with tempfile.TemporaryDirectory() as folder:
             cache = os.path.join(folder, "tried.h5")
-            for number, candidate in enumerate(tried):
+            for number, candidate in enumerate(self.candidates):
                 try:
                     if 0 < candidate.build_s <= self._budget_s and not os.path.exists(cache):
                         build(self._loader.dataset, cache, self._loader)
@@ -265,22 +262,21 @@ class Causes:
                     )
                     took = (yield from trial).seconds_per_batch
                 except Exception as error:  # the variant's own: the step's is raised at the loop
-                    tried[number] = replace(candidate, reason=f"it failed: {last_line(error)}")
-                    continue
-                # The trial's epoch does not end.
-                kept = candidate.name == "persistent_workers"
-                starts_s = 0.0 if kept else stages.started(loader.num_workers)
-                tried[number] = replace(candidate, measured=stages.gain(took, starts_s))
-                self.candidates = tuple(tried)
-        self.candidates = tuple(tried)
+                    tried = replace(candidate, reason=f"it failed: {last_line(error)}")
+                else:
+                    # The trial's epoch does not end.
+                    kept = candidate.name == "persistent_workers"
+                    starts_s = 0.0 if kept else stages.started(loader.num_workers)
+                    tried = replace(candidate, measured=stages.gain(took, starts_s))
+                before, after = self.candidates[:number], self.candidates[number + 1 :]
+                self.candidates = (*before, tried, *after)
 
 
 def _pin_s(host: Batch) -> float:
     """Return the seconds that pinning a batch takes; 0 where nothing is pinned."""
     if not torch.accelerator.is_available():
         return 0.0
-    copied = map_tensors(host, torch.Tensor.clone)
-    begin = time.perf_counter()
+    copied, begin = map_tensors(host, torch.Tensor.clone), time.perf_counter()
     map_tensors(copied, torch.Tensor.pin_memory)
     return time.perf_counter() - begin
 

@@ -27,7 +27,7 @@ from dataloaders.bottleneck.causes import Causes
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
 from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmUp
-from dataloaders.bottleneck.summary import notes_of, summarise
+from dataloaders.bottleneck.summary import summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError, last_line
 from dataloaders.findings import Facts, Finding, Watch, findings_of
@@ -35,8 +35,6 @@ from dataloaders.findings.toggles import TOGGLES
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, Lap, Timed, mean_of
-
-__all__ = ["Check", "Progress"]
 
 _LATER_ROUNDS = 5
 _FIRST_STEPS = 4
@@ -181,18 +179,16 @@ class Check:
         derived = placement is not None and placement.derived and not self._pool.transfers
         return summarise(
             analysis,
-            causes=self._causes,
+            self._loader,
+            self._blocks,
+            self._causes,
             launched=self._launched,
-            loader=self._loader,
-            feed=self._feed,
-            batch=self._batch_text,
             rounds=rounds,
+            finished=self.finished,
+            derived=derived,
+            batch=self._batch_text,
             seconds=self._seconds(),
-            timeline=self._blocks.timeline(),
             findings=self._findings(analysis),
-            notes=notes_of(
-                analysis, self._blocks, rounds=rounds, finished=self.finished, derived=derived
-            ),
         )
 
     def failed(self, error: BaseException) -> bool:

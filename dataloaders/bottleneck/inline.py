@@ -19,10 +19,9 @@ from dataloaders.batches.tree import Batch
 from dataloaders.bottleneck.check import Check
 from dataloaders.bottleneck.report import Report
 from dataloaders.loader import DataLoader
+from dataloaders.measuring.progress import ProgressLine
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import generators_of
-
-__all__ = ["bottleneck_check", "check_bottleneck"]
 
 
 @contextmanager
@@ -43,8 +42,9 @@ def bottleneck_check(loader: Any, **options: Any) -> Iterator[Check]:
         OptionError: ``budget_s`` is not positive.
         CheckError: while iterating, if the loader yields no batch.
     """
-    line = _Line()
-    check = Check(loader, **{**options, "progress": options.get("progress") or line})
+    line = ProgressLine(sys.stdout)
+    shown = line if line.rewrites else None
+    check = Check(loader, **{**options, "progress": options.get("progress") or shown})
     # A loader of ours counts its epochs for seed=: the check's do not count.
     counted = loader._iterations if isinstance(loader, DataLoader) else None
     with random_states_kept(*generators_of(loader)):
@@ -88,26 +88,3 @@ def check_bottleneck(loader: Any, step: Callable[[Batch], object], **options: An
             interrupt.report = check.report()  # type: ignore[attr-defined]
             raise
     return check.report()
-
-
-class _Line:
-    """Shows progress in one line that is written over, where somebody sees it."""
-
-    def __init__(self) -> None:
-        self._file = sys.stdout
-        ipython = sys.modules.get("IPython")
-        notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
-        self._seen = notebook or (self._file is not None and self._file.isatty())
-        self._width = 0
-
-    def __call__(self, progress: object) -> None:
-        if self._seen:
-            text = str(progress)
-            print(f"\r{text:<{self._width}}", end="", file=self._file, flush=True)
-            self._width = len(text)
-
-    def close(self) -> None:
-        """Take the line away."""
-        if self._width:
-            self("")
-            self("")

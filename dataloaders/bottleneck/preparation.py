@@ -23,6 +23,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -30,13 +31,13 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch.utils.data import IterableDataset
 
 from dataloaders.measuring.clocks import HostTime
 
-__all__ = ["Call", "Look", "Prepared"]
+if sys.platform != "win32":
+    import fcntl
 
 _FETCHES = ("__getitem__", "__getitems__", "__iter__", "__next__")
 _LOOK_EVERY_S = 0.001
@@ -49,12 +50,9 @@ _INSTALLED = (
 )
 _DECODES = (os.path.join("PIL", "ImageFile.py"), os.path.join("torchvision", "io", ""))
 _READS = tuple(
-    os.path.join(*parts)
-    for parts in (
-        ("h5py", ""), ("zarr", ""), ("numpy", "lib", "npyio"), ("numpy", "lib", "_npyio"),
-        ("zipfile",), ("tarfile.py",),
-    )
-)  # fmt: skip
+    part.replace("/", os.sep)
+    for part in ("h5py/", "zarr/", "numpy/lib/npyio", "numpy/lib/_npyio", "zipfile", "tarfile.py")
+)
 
 
 @dataclass(frozen=True)
@@ -164,10 +162,9 @@ class Look:
         """Return the slowest samples that are slow again; the machine may be slow once."""
         median = statistics.median(found.usual or [0.0])
         named = zip(found.samples, found.keys, found.files, strict=False)
-        several = sorted(named, key=lambda each: -each[0])[:_MOST_SLOW]
         slow: dict[Any, tuple[Any, str, float]] = {}
-        for seconds, key, files in several:
-            if seconds > _SLOW * median and seconds > _SLOW_FROM_S and key not in slow:
+        for seconds, key, files in sorted(named, key=lambda each: -each[0])[:_MOST_SLOW]:
+            if seconds > max(_SLOW * median, _SLOW_FROM_S) and key not in slow:
                 begin = self.now()
                 self._one(dataset)(key)
                 seconds = min(seconds, self.now() - begin)
@@ -178,8 +175,7 @@ class Look:
     def _one(self, dataset: Any) -> Callable[[Any], Any]:
         """Return what makes one sample."""
         bulk = getattr(dataset, "__getitems__", None)
-        one: Callable[[Any], Any] = dataset.__getitem__
-        return one if bulk is None else lambda key: bulk([key])[0]
+        return dataset.__getitem__ if bulk is None else lambda key: bulk([key])[0]
 
     def _fetches(self, dataset: Any) -> Iterator[tuple[Any, Callable[[], Any], bool]]:
         """Yield the index of a sample, what makes it, and whether it was chosen."""
@@ -250,14 +246,14 @@ def _call_of(frame: FrameType | None) -> str:
         stack.append(frame)
         frame = frame.f_back
     for each in stack:
-        file = each.f_code.co_filename
-        if any(part in file for part in _DECODES):
-            return "decode"
-        if any(part in file for part in _READS):
-            return "read"
+        for call, parts in (("decode", _DECODES), ("read", _READS)):
+            if any(part in each.f_code.co_filename for part in parts):
+                return call
     called = [each for each in stack if each.f_code.co_name in ("__call__", "forward")]
     owners = [each.f_locals.get(each.f_code.co_varnames[0]) for each in called]
-    kinds = [type(one) for one in owners if not _holds_others(one)]
+    holders = ("Sequential", "StandardTransform")
+    kinds = [type(one) for one in owners if not hasattr(one, "transforms")]
+    kinds = [kind for kind in kinds if kind.__name__ not in holders]
     if kinds:
         theirs = [kind for kind in kinds if kind.__module__.startswith("torchvision.")]
         return (theirs or kinds)[-1].__name__
@@ -268,11 +264,6 @@ def _call_of(frame: FrameType | None) -> str:
     # What the dataset calls says more than what that calls, or than the dataset's own method.
     code = next((code for code in reversed(own) if code.co_name not in _FETCHES), own[0])
     return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-
-
-def _holds_others(transform: Any) -> bool:
-    kind = type(transform).__name__
-    return hasattr(transform, "transforms") or kind in ("Sequential", "StandardTransform")
 
 
 def _opened() -> list[str]:
@@ -309,14 +300,16 @@ def _wanted_s() -> float:
 
 def _held_open() -> list[str]:
     """Return the files that this process has open for reading, or mapped."""
-    this = psutil.Process()
-    try:
-        found = {each.path for each in this.open_files() if each.mode == "r"}
-        shared = (each.path for each in this.memory_maps(grouped=False) if "s" in each.perms)
-        files = filter(os.path.isfile, found.union(shared))
-        return sorted(path for path in files if not _is_code(path))
-    except (psutil.Error, OSError, AttributeError):  # not told by every system
+    if sys.platform != "linux":
         return []
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the listing is closed by now
+            if fcntl.fcntl(int(number), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+                found.append(os.readlink(f"/proc/self/fd/{number}"))
+    maps = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    found += [words[5] for words in maps if len(words) == 6 and "s" in words[1]]
+    return sorted({path for path in found if os.path.isfile(path) and not _is_code(path)})
 
 
 def _is_code(path: str, system: str = "/usr/") -> bool:

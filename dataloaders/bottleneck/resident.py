@@ -17,8 +17,6 @@ from dataloaders.batches.tree import Batch, describe, leaves, map_tensors, nbyte
 from dataloaders.errors import CheckError
 from dataloaders.findings.watch import Onlooker
 
-__all__ = ["Placement", "Pool", "resident_everywhere"]
-
 _MOST_BATCHES = 8
 _MOST_VARIED = 64
 _MOST_BYTES = 1 << 30
@@ -81,27 +79,22 @@ class Placement(Onlooker):  # type: ignore[no-untyped-call]
 
 @dataclass
 class _Kept:
-    """Holds one batch: as it was, as the loader delivers it, and where the step wants it."""
+    """Holds one batch."""
 
-    master: Batch
-    host: Batch
-    resident: Batch | None = None  # once built
+    master: Batch  # as it was
+    host: Batch  # as the loader delivers it
+    resident: Batch | None = None  # where the step wants it, once built
     versions: Sequence[int] = ()  # of the issued tensors, when they were as delivered
 
     def seen(self) -> Sequence[int]:
-        """Return the versions of all tensors that are issued."""
         return [leaf._version for leaf in (*leaves(self.host), *leaves(self.resident))]
 
 
 class Pool:
-    """Holds several different real batches, copied when they were delivered.
-
-    Args:
-        most_bytes: of the host's memory, for all copies of them.
-    """
+    """Holds several different real batches, copied when they were delivered."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
+        self._most_bytes = most_bytes  # of the host's memory, for all copies
         self._kept: list[_Kept] = []
         self._devices: list[torch.device | None] | None = None
         self._next = 0

@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["SETTLE_STEPS", "Agree", "Numbers", "Plan", "Rhythm", "Schedule", "WarmUp"]
-
 Agree: TypeAlias = Callable[[list[float]], list[float]]
 """Called at the same points by every rank with its own numbers; returns rank 0's."""
 
@@ -136,17 +134,12 @@ def _late(gaps: Sequence[float]) -> list[int]:
 
 
 class WarmUp:
-    """Decides when steps are steady: compiled, their kernels chosen, the queues in their state.
-
-    Args:
-        most_s: seconds after which it ends even if steps differ, without what single steps take
-            that are far longer than the others (compilation).
-        fewest: steps that it takes at least, if they fit into ``most_s``.
-    """
+    """Decides when steps are steady: compiled, their kernels chosen, the queues in their state."""
 
     def __init__(self, most_s: float, fewest: int) -> None:
-        self._most_s = most_s
-        self._fewest = fewest
+        # Seconds after which it ends even if steps differ, without those of single steps that are
+        # far longer than the others (compilation); and steps to take at least if they fit in.
+        self._most_s, self._fewest = most_s, fewest
         self._steps: list[float] = []
         self._spent = 0.0
 
@@ -169,12 +162,7 @@ class WarmUp:
         return sum(step for step in self._steps[:64] if step > 10 * usual and step > 0.5)
 
     def over(self, cycle: int = 1, waiting_for_more: bool = False) -> bool:
-        """Return whether measuring can begin.
-
-        Args:
-            cycle: batches of an accumulation cycle: whole cycles have to agree.
-            waiting_for_more: whether more batches are wanted, if there is time.
-        """
+        """Return whether measuring can begin: whole cycles of so many batches have to agree."""
         done = len(self._steps)
         if done < 3:
             return False
@@ -187,15 +175,7 @@ class WarmUp:
 
 
 class Schedule:
-    """Decides how long blocks are and when enough is known.
-
-    Args:
-        budget_s: the most seconds to spend.
-        workers, in_flight: of the loader.
-        behind: whether the clock is a device's that runs behind the host.
-        length: batches of an epoch, or None.
-        agree: see `Agree`; None decides alone.
-    """
+    """Decides how long blocks are and when enough is known."""
 
     def __init__(
         self,
@@ -208,12 +188,10 @@ class Schedule:
         agree: Agree | None = None,
     ) -> None:
         self.budget_s = budget_s
-        self.workers = workers
-        self.in_flight = in_flight
-        self.behind = behind
-        self.length = length
-        self._agree = agree
-        self.alone = agree is None
+        self.workers, self.in_flight = workers, in_flight  # of the loader
+        self.behind = behind  # whether the clock is a device's that runs behind the host
+        self.length = length  # batches of an epoch, or None
+        self._agree, self.alone = agree, agree is None
         self._block_s = min(0.5, max(0.1, budget_s / 90))
         self._longest_s = max(self._block_s, budget_s / 12)
         self._real_share = 1.0

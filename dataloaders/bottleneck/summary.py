@@ -20,37 +20,36 @@ from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import Candidate, best_of
 
-__all__ = ["advice", "notes_of", "summarise"]
-
 _HELD_FROM = 0.03
 _LAUNCH_SHARE = 0.05  # of a step, from which on it is worth a word
 
 
 def summarise(
     analysis: Analysis | None,
-    *,
     loader: Any,
-    feed: Feed,
-    notes: tuple[str, ...],
-    causes: Causes | None = None,
-    launched: Interval | None = None,
+    blocks: Blocks,
+    causes: Causes,
+    *,
+    rounds: int,
+    finished: bool,
+    derived: bool,
+    launched: Interval | None,
     **told: Any,
 ) -> Report:
-    """Return the report of a check, finished or not; ``told`` are fields of it."""
-    known = analysis or Analysis()
+    """Return the report of a check, finished or not; ``told`` are fields of it.
+
+    ``derived``: whether the step copies something computed from its batch to the device.
+    """
+    known, feed = analysis or Analysis(), blocks.feed
     arms, stalls = dict(known.seconds_per_batch), dict(known.stalls)
+    if (fetch := causes.fetch) is not None and "real" in arms:
+        estimate = arms["real"].estimate + fetch.estimate
+        half = math.hypot(arms["real"].half_width, fetch.half_width)  # measured apart
+        stalls["fetch"] = fetch
+        arms["cold"] = Interval(estimate - half, estimate, estimate + half)
     if launched is not None and "synthetic" in arms:
         stalls["launch"] = _less(arms["synthetic"], launched)
-    tips = [] if analysis is None else advice(replace(known, stalls=stalls), loader, feed)
-    if causes is not None:
-        tips += _change(causes.candidates)
-        notes += tuple(causes.notes)
-        told |= {name: getattr(causes, name) for name in ("waits", "preparation", "candidates")}
-        if (fetch := causes.fetch) is not None and "real" in arms:
-            estimate = arms["real"].estimate + fetch.estimate
-            half = math.hypot(arms["real"].half_width, fetch.half_width)  # measured apart
-            stalls["fetch"] = fetch
-            arms["cold"] = Interval(estimate - half, estimate, estimate + half)
+    tips = [] if analysis is None else _advice(replace(known, stalls=stalls), feed)
     return Report(
         verdict=known.verdict,
         speedup_bound=known.speedup_bound,
@@ -58,20 +57,22 @@ def summarise(
         stalls=stalls,
         smallest_gap=known.smallest_gap,
         loader=_describe_loader(loader, feed),
-        advice=tuple(tips),
+        advice=(*tips, *_change(causes.candidates)),
+        notes=(*_notes(analysis, blocks, rounds, finished, derived), *causes.notes),
+        rounds=rounds,
         evidence=known.evidence,
-        notes=notes,
+        waits=causes.waits,
+        preparation=causes.preparation,
+        candidates=causes.candidates,
+        timeline=blocks.timeline(),
         **told,
     )
 
 
-def notes_of(
-    analysis: Analysis | None, blocks: Blocks, *, rounds: int, finished: bool, derived: bool
+def _notes(
+    analysis: Analysis | None, blocks: Blocks, rounds: int, finished: bool, derived: bool
 ) -> tuple[str, ...]:
-    """Return what a reader must know to trust the figures, a sentence each.
-
-    ``derived``: whether the step copies something computed from its batch to the device.
-    """
+    """Return what a reader must know to trust the figures, a sentence each."""
     feed, found, known = blocks.feed, analysis is not None, analysis or Analysis()
     notes = {
         f"only {rounds} complete rounds were measured; let the loop run longer "
@@ -126,56 +127,57 @@ def _change(found: Sequence[Candidate]) -> list[str]:
 def _describe_loader(loader: Any, feed: Feed) -> str:
     dataset = type(getattr(loader, "dataset", loader)).__name__
     parts = [f"{type(loader).__name__} over {dataset}"]
-    if feed.length is not None:
-        parts.append(f"{feed.length} batches an epoch")
+    parts += [] if feed.length is None else [f"{feed.length} batches an epoch"]
     parts.append(f"num_workers={feed.workers}")
-    if feed.workers:
-        parts.append(f"prefetch_factor={getattr(loader, 'prefetch_factor', None)}")
-    if getattr(loader, "pin_memory", False):
-        parts.append("pin_memory=True")
+    parts += [f"prefetch_factor={getattr(loader, 'prefetch_factor', None)}"] * bool(feed.workers)
+    parts += ["pin_memory=True"] * bool(getattr(loader, "pin_memory", False))
     backend = getattr(loader, "backend", None)
-    if backend is not None:
-        parts.append(f"backend={backend!r}")
+    parts += [] if backend is None else [f"backend={backend!r}"]
     return ", ".join(parts)
 
 
-def advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
+_ADVICE = {
+    "step-bound": [
+        "leave the input as it is: DALI, a cache or more workers gain {gain:.0%} at most",
+        "a faster step (mixed precision, torch.compile, a larger batch) is where time is",
+    ],
+    "input-bound": [
+        "measure workers and prefetching with `dataloaders tune`",
+        "if that does not reach the bound above, do less a sample: cache the deterministic "
+        "part, or move decoding and augmentation to the GPU",
+    ],
+    "transfer-bound": [
+        'copy ahead of use on a side stream: backend="prefetch", here by '
+        "`dataloaders run --backend prefetch`",
+        "send less: uint8 images and the normalisation on the device",
+    ],
+    "contention-bound": [
+        "do less a sample on the CPU: cache the deterministic part, or decode on the GPU",
+    ],
+}
+
+
+def _advice(analysis: Analysis, feed: Feed) -> list[str]:
     """Return what to try next, a sentence each."""
     bound = analysis.speedup_bound
-    if analysis.verdict == "step-bound":
+    if analysis.verdict == "input-bound" and not feed.workers:
+        return [
+            'let worker processes prepare batches: num_workers="auto", or measure the best '
+            "setting with `dataloaders tune`"
+        ]
+    if analysis.verdict != "inconclusive":
         gain = 0.0 if bound is None else max(0.0, bound.high - 1)
-        tips = [f"leave the input as it is: DALI, a cache or more workers gain {gain:.0%} at most"]
+        tips = [each.format(gain=gain) for each in _ADVICE[analysis.verdict]]
+        if analysis.verdict == "contention-bound":
+            tips[:0] = _sharing(feed.workers, on_device="host" in analysis.seconds_per_batch)
         launch, step = analysis.stalls.get("launch"), analysis.seconds_per_batch.get("synthetic")
-        if launch is None or step is None or launch.low < _LAUNCH_SHARE * step.estimate:
-            faster = "a faster step (mixed precision, torch.compile, a larger batch)"
-            return [*tips, f"{faster} is where time is"]
-        return [
-            *tips,
-            f"{launch.estimate / step.estimate:.0%} of each step the device waits for work: launch "
-            "less, by torch.compile(mode='reduce-overhead'), CUDA graphs or a larger batch",
-        ]
-    if analysis.verdict == "input-bound":
-        if not feed.workers:
-            return [
-                'let worker processes prepare batches: num_workers="auto", or measure the best '
-                "setting with `dataloaders tune`"
-            ]
-        return [
-            "measure workers and prefetching with `dataloaders tune`",
-            "if that does not reach the bound above, do less a sample: cache the deterministic "
-            "part, or move decoding and augmentation to the GPU",
-        ]
-    if analysis.verdict == "transfer-bound":
-        return [
-            'copy ahead of use on a side stream: backend="prefetch", here by '
-            "`dataloaders run --backend prefetch`",
-            "send less: uint8 images and the normalisation on the device",
-        ]
-    if analysis.verdict == "contention-bound":
-        return [
-            *_sharing(feed.workers, on_device="host" in analysis.seconds_per_batch),
-            "do less a sample on the CPU: cache the deterministic part, or decode on the GPU",
-        ]
+        share = 0.0 if launch is None or step is None else launch.low / step.estimate
+        if analysis.verdict == "step-bound" and share >= _LAUNCH_SHARE:
+            tips[1] = (
+                f"{share:.0%} of each step, at the least, the device waits for work: launch less, by "
+                "torch.compile(mode='reduce-overhead'), CUDA graphs or a larger batch"
+            )
+        return tips
     longer = "measure longer (budget_s, --budget)"
     if bound is None:
         return [f"{longer}, or with nothing else running"]
@@ -191,13 +193,11 @@ def _sharing(count: int, *, on_device: bool) -> list[str]:
     """Say how ``count`` workers and the step can share the cores."""
     cores, threads = resources.usable_cores(), torch.get_num_threads()
     share = f"the step shares {cores} cores with {count} worker{'s' * (count != 1)}"
+    advice = [f"{share}: `dataloaders tune` measures how many of them are best"]
     if on_device or threads == 1:
-        return [f"{share}: `dataloaders tune` measures how many of them are best"]
+        return advice
     fewer = max(1, min(threads - 1, cores - count))
-    advice = [
-        f"{share}: give it fewer threads, torch.set_num_threads({fewer}) in place of {threads}; "
-        "`dataloaders tune` measures threads and workers together"
-    ]
+    advice[0] += f", or torch.set_num_threads({fewer}) in place of {threads} leaves them some"
     openmp = torch.backends.openmp.is_available()  # type: ignore[no-untyped-call]
     if openmp and "OMP_WAIT_POLICY" not in os.environ:
         advice.append(

@@ -26,8 +26,6 @@ import numpy.typing as npt
 from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
 from dataloaders.measuring.intervals import Interval, Lap, Timed, interval_of, picked, ratio_draws
 
-__all__ = ["BOUND_FROM", "STEP_BOUND_UP_TO", "Analysis", "Evidence", "Verdict", "analyse", "name"]
-
 Evidence: TypeAlias = Literal["blocks", "steps", "waits"]
 Round: TypeAlias = Mapping[str, Timed]
 Array: TypeAlias = npt.NDArray[np.float64]

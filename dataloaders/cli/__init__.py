@@ -12,12 +12,13 @@ dataloaders demo                        all of it on images made on the spot
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from dataloaders.cli.cache_options import add_parsers as add_cache_parsers
-from dataloaders.cli.similar import options_of, similar
 
 __all__ = ["main"]
 
@@ -77,8 +78,7 @@ examples:
 _TUNE = """\
 Runs an unmodified training script, measures how many samples a second its own step takes, and
 tries worker settings on its loader until it has the smallest that keeps up. Prints the trials and
-the line to change. The choice is remembered: num_workers="auto" uses it from then on. Where the
-step computes on the CPU, fewer threads for it (torch.set_num_threads) are tried with workers. With
+the line to change. The choice is remembered: num_workers="auto" uses it from then on. With
 --backend dali, or where the loader has that backend, what is tried are its threads and depth.
 
 With --backends it checks first what each change of the input would gain (see dataloaders check),
@@ -107,6 +107,7 @@ Takes less than two minutes on two cores, without a GPU.
 """
 
 _VERDICTS = ("input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive")
+_SCRIPT = "[OPTIONS] {train.py | -m MODULE} [--] [ARGS]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,10 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: for ``--help``, and with status 2 for options that cannot be parsed.
     """
     parser = _parser()
-    parsed, unknown = parser.parse_known_args(argv)
-    if unknown:
-        near = similar(unknown[0].partition("=")[0], options_of(parser))
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+    parsed = parser.parse_args(argv)
     if parsed.command is None:
         parser.print_help()
         return 2
@@ -142,19 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _carry_out(parsed: argparse.Namespace) -> int:
-    if parsed.command == "backends":
-        from dataloaders.cli import listing
-
-        return listing.backends()
-    if parsed.command == "cache":
-        from dataloaders.cli import cache
-
-        return cache.carry_out(parsed)
-    if parsed.command == "demo":
-        from dataloaders.cli import demo
-
-        return demo.demo(images=parsed.images, budget_s=parsed.budget)
-
+    carry_out: Callable[..., int]
+    carry_out = importlib.import_module(f"dataloaders.cli.{parsed.command}").carry_out
+    if "script" not in parsed:
+        return carry_out(parsed)
     from dataloaders.errors import OptionError
     from dataloaders.scripts.target import Target
 
@@ -165,59 +154,31 @@ def _carry_out(parsed: argparse.Namespace) -> int:
             f"dataloaders {parsed.command} train.py -- ARGS"
         )
     target = Target(words[0], "file" if parsed.module is None else "module")
-    args = words[2:] if words[1:2] == ["--"] else words[1:]
-    if parsed.command == "run":
-        from dataloaders.cli.run import run
-
-        return run(target, args, backend=parsed.backend, explain=parsed.explain)
-    if parsed.command == "probe":
-        from dataloaders.cli.probe import probe
-
-        return probe(target, args, parsed)
-    if parsed.command == "tune":
-        from dataloaders.cli.tune import tune
-
-        return tune(target, args, parsed)
-    from dataloaders.cli.check import check
-
-    return check(target, args, parsed)
+    return carry_out(target, words[2:] if words[1:2] == ["--"] else words[1:], parsed)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "dataloaders",
-        description="Find out whether the input pipeline holds your training back; "
-        "if it does, change one argument.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    layout: Any = {
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+    }
+    about = "Find out whether the input pipeline holds your training back; "
+    about += "if it does, change one argument."
+    parser = argparse.ArgumentParser("dataloaders", description=about, epilog=_EPILOG, **layout)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
-    def add(name: str, help_: str, usage: str, text: str, epilog: str = "") -> _Parser:
-        return commands.add_parser(
-            name,
-            help=help_,
-            usage=f"dataloaders {name} {usage}",
-            description=text,
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
+    def add(name: str, help_: str, text: str, epilog: str = "", usage: str = _SCRIPT) -> Any:
+        usage = f"dataloaders {name} {usage}"
+        added = commands.add_parser(
+            name, help=help_, usage=usage, description=text, epilog=epilog, **layout
         )
+        if usage.endswith(_SCRIPT):  # each takes all that follows: that belongs to the script
+            rest: Any = {"nargs": argparse.REMAINDER}
+            added.add_argument("script", help="a file, and its arguments", **rest)
+            added.add_argument("-m", dest="module", help="a module, as with python -m", **rest)
+        return added
 
-    def add_script(name: str, help_: str, text: str, epilog: str = "") -> _Parser:
-        usage = "[OPTIONS] {train.py | -m MODULE} [--] [ARGS]"
-        parser = add(name, help_, usage, text, epilog)
-        # Each takes all that follows: that belongs to the script.
-        parser.add_argument("script", nargs=argparse.REMAINDER, help="a file, and its arguments")
-        parser.add_argument(
-            "-m", nargs=argparse.REMAINDER, dest="module", help="a module, as with python -m"
-        )
-        return parser
-
-    check = add_script(
-        "check", "is the input pipeline what holds a script back?", _CHECK, _CHECK_EPILOG
-    )
+    check = add("check", "is the input pipeline what holds a script back?", _CHECK, _CHECK_EPILOG)
     _add_measuring(check)
     for name, help_ in (
         ("--html", "write a page with charts, one file"),
@@ -226,13 +187,8 @@ def _parser() -> argparse.ArgumentParser:
         ("--trace", "write the last measured steps for ui.perfetto.dev"),
     ):
         check.add_argument(name, metavar="F", help=help_)
-    check.add_argument(
-        "--fail-if",
-        type=_verdicts,
-        default=(),
-        metavar="VERDICTS",
-        help="exit with 1 for these, separated by commas: " + ", ".join(_VERDICTS),
-    )
+    verdicts = "exit with 1 for these, separated by commas: " + ", ".join(_VERDICTS)
+    check.add_argument("--fail-if", type=_verdicts, default=(), metavar="VERDICTS", help=verdicts)
     remedies = check.add_mutually_exclusive_group()
     remedies.add_argument(
         "--try",
@@ -246,72 +202,54 @@ def _parser() -> argparse.ArgumentParser:
         dest="predict",
         help="do not look for what preparation consists of, and what remedies would gain",
     )
-    check.add_argument(
-        "--advise",
-        action="store_true",
-        help="measure what autocast, TF32 and cuDNN's autotuner gain, where they apply",
-    )
-    tune = add_script(
-        "tune", "which num_workers, prefetch_factor and pin_memory, or which backend?", _TUNE
-    )
+    gains = "measure what autocast, TF32 and cuDNN's autotuner gain, where they apply"
+    check.add_argument("--advise", action="store_true", help=gains)
+    tune = add("tune", "which num_workers, prefetch_factor and pin_memory, or backend?", _TUNE)
     _add_measuring(tune)
     which = tune.add_mutually_exclusive_group()
     which.add_argument("--backend", metavar="NAME", help="tune for this one, as run uses it")
-    which.add_argument(
-        "--backends", action="store_true", help="try what may gain, backends too; keep the best"
-    )
-    tune.add_argument(
-        "--cache", metavar="F", help="with --backends: try h5 with this cache; built if missing"
-    )
-    probe = add_script("probe", "which batch sizes fit, and how fast is each?", _PROBE)
+    ways = "try what may gain, backends too; keep the best"
+    which.add_argument("--backends", action="store_true", help=ways)
+    with_cache = "with --backends: try h5 with this cache; built if missing"
+    tune.add_argument("--cache", metavar="F", help=with_cache)
+    probe = add("probe", "which batch sizes fit, and how fast is each?", _PROBE)
     _add_measuring(probe, 1.0, "measure each batch size for S seconds")
-    probe.add_argument(
-        "--most", type=_count, default=1 << 20, metavar="N", help="try no larger batch than N"
-    )
+    most = "try no larger batch than N"
+    probe.add_argument("--most", type=_count, default=1 << 20, metavar="N", help=most)
     probe.add_argument("--state", help=argparse.SUPPRESS)  # for the processes that it starts
-    run = add_script("run", "run a script on another backend", _RUN)
+    run = add("run", "run a script on another backend", _RUN)
     run.add_argument("--backend", required=True, metavar="NAME", help="see dataloaders backends")
-    run.add_argument(
-        "--explain", action="store_true", help="print each loader's plan when first iterated"
-    )
+    plans = "print each loader's plan when first iterated"
+    run.add_argument("--explain", action="store_true", help=plans)
     add_cache_parsers(commands)
-    add("backends", "what can run here, and why not", "", "Lists every backend.")
-    demo = add("demo", "all of it on images made on the spot", "[--images F] [--budget S]", _DEMO)
-    demo.add_argument(
-        "--images", metavar="FOLDER", help="use these instead: one folder of images for each class"
-    )
-    demo.add_argument(
-        "--budget", type=_seconds, default=25.0, metavar="S", help="seconds for each part (25)"
-    )
+    add("backends", "what can run here, and why not", "Lists every backend.", usage="")
+    usage = "[--images F] [--budget S]"
+    demo = add("demo", "all of it on images made on the spot", _DEMO, usage=usage)
+    images = "use these instead: one folder of images for each class"
+    demo.add_argument("--images", metavar="FOLDER", help=images)
+    _add_budget(demo, 25.0, "seconds for each part")
     return parser
 
 
-_Parser = argparse.ArgumentParser
-
-
 def _add_measuring(
-    parser: _Parser,
+    parser: argparse.ArgumentParser,
     budget_s: float = 30.0,
     budget: str = "measure for at most S seconds, fewer if the answer is clear earlier",
 ) -> None:
-    parser.add_argument(
-        "--budget", type=_seconds, default=budget_s, metavar="S", help=f"{budget} ({budget_s:.0f})"
-    )
-    parser.add_argument(
-        "--loader",
-        type=_count,
-        metavar="N",
-        help="take the N-th loader that the script iterates, whatever it is",
-    )
+    _add_budget(parser, budget_s, budget)
+    loader = "take the N-th loader that the script iterates, whatever it is"
+    parser.add_argument("--loader", type=_count, metavar="N", help=loader)
     parser.add_argument("--json", metavar="F", help="write the result as JSON, too")
-    parser.add_argument(
-        "--let-write",
-        action="store_true",
-        help="let the script overwrite and delete its files, as it does in training",
-    )
-    parser.add_argument(
-        "--quiet", action="store_true", help="no progress, and the result in one line"
-    )
+    for name, help_ in (
+        ("--let-write", "let the script overwrite and delete its files, as it does in training"),
+        ("--quiet", "no progress, and the result in one line"),
+    ):
+        parser.add_argument(name, action="store_true", help=help_)
+
+
+def _add_budget(parser: argparse.ArgumentParser, budget_s: float, about: str) -> None:
+    help_ = f"{about} ({budget_s:.0f})"
+    parser.add_argument("--budget", type=_seconds, default=budget_s, metavar="S", help=help_)
 
 
 def _seconds(text: str) -> float:

@@ -21,8 +21,8 @@ from dataloaders.cache import (
 from dataloaders.cache.format.disk import size_of
 from dataloaders.cli.cache_info import info
 from dataloaders.cli.cache_source import dataset_of, images_of
-from dataloaders.cli.progress import ProgressLine
 from dataloaders.errors import OptionError
+from dataloaders.measuring.progress import ProgressLine
 
 __all__ = ["carry_out"]
 

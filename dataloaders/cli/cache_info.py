@@ -13,7 +13,7 @@ from dataloaders.cache.format.attributes import told
 from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.printable import printable
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cli.table import table
+from dataloaders.measuring.table import table
 
 __all__ = ["info"]
 
@@ -76,4 +76,4 @@ def _columns_table(cached: CachedDataset) -> str:
         rows.append(cells)
     if not any(cells[-1] for cells in rows):
         headings, rows = headings[:-1], [cells[:-1] for cells in rows]
-    return table(headings, rows, right="in the file")
+    return table(headings, rows, right=("in the file",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import sys
 import tempfile
@@ -11,8 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dataloaders.bottleneck import Check, Report
 from dataloaders.cli.running import (
     no_loader,
     refuse_missing_folders,
@@ -21,33 +23,29 @@ from dataloaders.cli.running import (
     say_that_it_trains,
     untouched_files,
 )
-
-if TYPE_CHECKING:
-    from dataloaders.bottleneck import Check, Report
-    from dataloaders.scripts.ranks import Ranks
-    from dataloaders.scripts.scratch import Scratch
-    from dataloaders.scripts.takeover import Takeover
-    from dataloaders.scripts.target import Outcome, Target
-
-__all__ = ["check"]
-
+from dataloaders.measuring.progress import ProgressLine
+from dataloaders.scripts.children import children_run_by
+from dataloaders.scripts.ranks import Ranks, straggler
+from dataloaders.scripts.scratch import Scratch
+from dataloaders.scripts.stopping import SIGNAL, StopScript, stoppable
+from dataloaders.scripts.takeover import Takeover
+from dataloaders.scripts.target import Outcome, Target
 
 _FORMS = ("json", "html", "markdown", "trace")
 
 
-def check(target: Target, args: list[str], options: Namespace) -> int:
+def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target`` with one of its loaders taken over by the check; print the report.
 
     Returns 0 whatever the verdict is, 1 if it is one of ``--fail-if``, 3 if nothing could be
     measured, 130 after Ctrl-C; the script's own status if it failed before its epoch was
     prolonged.
     """
-    from dataloaders.bottleneck import Report  # first of all it says which package is missing
-    from dataloaders.scripts.children import children_run_by
-
     refuse_missing_folders(*_written(options).values())
     if options.against is not None:
         Report.from_json(options.against)  # refused now, not once all is measured
+    if options.html is not None:
+        importlib.import_module("dataloaders.bottleneck.outputs.page")  # the same
     refuse_unfit(target, "check")
     if os.environ.get("RANK", "0") != "0":
         options.quiet = True
@@ -59,14 +57,13 @@ def check(target: Target, args: list[str], options: Namespace) -> int:
         in_child = functools.partial(_check_in_child, options, measuring.result, os.getpid())
         with children_run_by(in_child) as children, measuring.watched():
             outcome = run_shown(target, args, measuring.line, measuring.shows)
-        if not measuring.checks and outcome.ending != "interrupted":
-            status = measuring.status_of_child()
-            children.end()
-            if status is not None:
-                return status
-            return no_loader(measuring.takeover, outcome, len(children.started))
+        status = None if measuring.checks else measuring.status_of_child()
         children.end()
+    if measuring.checks:
         return measuring.conclude(outcome)
+    if status is not None:
+        return status
+    return no_loader(measuring.takeover, outcome, len(children.started))
 
 
 def _check_in_child(
@@ -78,9 +75,6 @@ def _check_in_child(
     keywords: dict[str, Any],
 ) -> None:
     """Run what a process of the script runs, with a loader of it taken over; tell the parent."""
-    from dataloaders.scripts.stopping import SIGNAL, StopScript, stoppable
-    from dataloaders.scripts.target import Outcome
-
     measuring = _Measuring(options, result)
     outcome = Outcome("finished", 0)
     with measuring.watched():
@@ -105,21 +99,13 @@ def _check_in_child(
 
 
 class _Measuring:
-    """Does one process's part of a check: the takeover, the report.
-
-    Args:
-        options: of the command line.
-        result: a file that only the process whose loader is measured makes, with its status.
-    """
+    """Does one process's part of a check: the takeover, the report."""
 
     def __init__(self, options: Namespace, result: Path) -> None:
-        from dataloaders.cli.progress import ProgressLine
-        from dataloaders.scripts.takeover import Takeover
-
         self.checks: list[Check] = []  # one, once a loader is taken
         self.ranks: Ranks | None = None  # the others, if the process is one of several
         self.line = ProgressLine(quiet=options.quiet)
-        self.result = result
+        self.result = result  # a file that only the process makes whose loader is measured
         self._options = options
         self._patience_s = max(60.0, 2 * options.budget)
         self._scratch: Scratch | None = None
@@ -152,8 +138,6 @@ class _Measuring:
 
     def conclude(self, outcome: Outcome) -> int:
         """Print the report, with the other ranks' part in it; return the exit status."""
-        from dataloaders.scripts.ranks import straggler
-
         takeover, options, check = self.takeover, self._options, self.checks[0]
         if outcome.error is not None and check.failed(outcome.error):
             outcome = replace(outcome, ending="stopped", status=0, error=None)
@@ -182,9 +166,6 @@ class _Measuring:
 
     def _may_take(self) -> bool:
         """Return whether this process measures: each rank, or the first process that gets here."""
-        from dataloaders.cli.progress import ProgressLine
-        from dataloaders.scripts.ranks import Ranks
-
         self.ranks = Ranks.here(self._patience_s)
         if self.ranks is not None:
             if self.ranks.rank:
@@ -197,8 +178,6 @@ class _Measuring:
         return True
 
     def _measure(self, loader: Any, iterate: Any) -> Check:
-        from dataloaders.bottleneck import Check
-
         check = Check(
             loader,
             budget_s=self._options.budget,
@@ -220,8 +199,6 @@ def _written(options: Namespace) -> dict[str, str]:
 
 def _show(report: Report, notes: list[str], options: Namespace) -> None:
     """Print the report and write its other forms, which have the notes in them."""
-    import rich
-
     whole = replace(report, notes=(*report.notes, *notes))
     before = None if options.against is None else type(report).from_json(options.against)
     written = _written(options)
@@ -232,10 +209,7 @@ def _show(report: Report, notes: list[str], options: Namespace) -> None:
         bound = report.speedup_bound
         print(report.verdict if bound is None else f"{report.verdict} {bound:.2f}")
     else:
-        if sys.stdout.isatty():
-            rich.print(report)
-        else:
-            print(report)
+        print(report)
         for sentence in notes:
             print(f"note: {sentence}")
         if before is not None:
@@ -246,21 +220,21 @@ def _show(report: Report, notes: list[str], options: Namespace) -> None:
 
 
 def _how_it_ended(takeover: Takeover, outcome: Outcome, enough: bool) -> list[str]:
-    assert takeover.taken is not None
+    loader, failed = takeover.taken, outcome.ending == "raised"
+    assert loader is not None
     after = f"after {takeover.steps} steps"
     so_far = f"{after}; this is what was known by then"
     if enough:
         how = f"the script was ended {after} of its loop"
-    elif outcome.ending in ("interrupted", "raised"):
-        how = f"{'the script failed' if outcome.ending == 'raised' else 'interrupted'} {so_far}"
+    elif failed or outcome.ending == "interrupted":
+        how = f"{'the script failed' if failed else 'interrupted'} {so_far}"
     elif takeover.stalled:
         how = f"the script was ended since its loop asked for no batch for long {so_far}"
     else:
         how = f"the script ended by itself {after}, before enough was measured; "
         how += "give it more epochs, or a smaller --budget"
-    loader = takeover.taken
     sentences = [f"measured in loader {loader.number}: {loader.description}", how]
-    if takeover.beyond and outcome.ending == "raised":
+    if takeover.beyond and failed:
         sentences.append(
             f"the check prolonged its epoch by {takeover.beyond} batches, which the script may not "
             "expect (a schedule of fixed length, a list filled by batch number): "

@@ -14,48 +14,54 @@ import os
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dataloaders.bottleneck import Report
+from dataloaders.bottleneck.outputs.contents import times
 from dataloaders.errors import DataLoadersError, MissingDependency, OptionError
+from dataloaders.measuring.progress import ProgressLine
 from dataloaders.tuning.learned import cache_folder
 
-if TYPE_CHECKING:
-    from dataloaders.bottleneck import Report
-
-__all__ = ["demo"]
-
-_MANY_EPOCHS = "1000"
+_ROOT = Path(__file__).resolve().parents[2]
+_EXAMPLE = "examples/train_images.py"
 _CACHED = "with a cache"
 # Bytes of images that are some ten times as large decoded.
 _MOST_TO_CACHE = 64 * 2**20
 
 
-def demo(*, images: str | None = None, budget_s: float = 25.0) -> int:
+def carry_out(options: Namespace) -> int:
     """Check the example, tune it, check it again, and with a cache if it still waits; return 0.
 
-    Args:
-        images: a folder with one subfolder of images for each class; None makes about 300 JPEGs
-            once, in the cache folder.
-        budget_s: the most seconds for each part; the cache's takes its building in addition.
+    ``options.images`` is a folder with one subfolder of images for each class; None makes about 300
+    JPEGs once, in the cache folder. ``options.budget`` is the most seconds for each part; the
+    cache's takes its building in addition.
 
     Raises:
         MissingDependency: torchvision or Pillow is not installed.
-        OptionError: ``images`` is not such a folder.
+        OptionError: the images are not in such a folder.
         DataLoadersError: the example is not there, or one of the parts failed.
     """
-    example = _example()
-    _need_vision()
-    folder = _given(images) if images is not None else made_photos()
-    script = [str(example), "--", "--data", str(folder), "--epochs", _MANY_EPOCHS]
-    script += ["--batch-size", "8"]  # 37 batches an epoch: enough of them for a steady state
-    from dataloaders.bottleneck import Report
-
+    if not (_ROOT / _EXAMPLE).is_file():
+        raise DataLoadersError(
+            f"the demo runs {_ROOT / _EXAMPLE}, which is not there: examples are part of a "
+            "checkout, not of an installed wheel; clone the repository and run `make demo` in it"
+        )
+    missing = [each for each in ("PIL", "torchvision") if importlib.util.find_spec(each) is None]
+    if missing:
+        raise MissingDependency(
+            f"the demo reads JPEG files with torchvision and Pillow, and {missing[0]} cannot be "
+            "imported; install them with: pip install 'gpu-dataloaders[vision]'"
+        )
+    folder = made_photos() if options.images is None else _given(options.images)
+    # 37 batches an epoch: enough of them for a steady state.
+    script = ["--data", str(folder), "--epochs", "1000", "--batch-size", "8"]
     with tempfile.TemporaryDirectory() as results:
 
         def part(title: str, command: str, words: list[str], **variables: str) -> Path:
             result = Path(results, f"{len(os.listdir(results))}.json")
-            _part(title, command, budget_s, words, result, variables)
+            _part(title, [command, "--budget", f"{options.budget:g}"], words, result, variables)
             return result
 
         def checked(title: str, words: list[str], **variables: str) -> Report:
@@ -79,27 +85,41 @@ def demo(*, images: str | None = None, budget_s: float = 25.0) -> int:
     return 0
 
 
+def _part(
+    title: str, command: list[str], words: list[str], result: Path, variables: dict[str, str]
+) -> None:
+    backend = "DATALOADERS_BACKEND=h5 " if variables else ""
+    shown = " ".join([command[0], _EXAMPLE, "--", *words])
+    print(f"\n=== {title}\n$ {backend}dataloaders {shown}\n", flush=True)
+    start = [sys.executable, "-m", "dataloaders", *command, "--json", str(result)]
+    # From our own folder: a folder of the user's called dataloaders cannot come first there.
+    done = subprocess.run(
+        [*start, _EXAMPLE, "--", *words], cwd=_ROOT, env={**os.environ, **variables}, check=False
+    )
+    if done.returncode == 130 or done.returncode < 0:
+        raise KeyboardInterrupt
+    if not result.is_file():
+        raise DataLoadersError(
+            f"`dataloaders {command[0]}` ended with status {done.returncode} and no result; "
+            "what it printed above says why"
+        )
+
+
 def _arguments(tuned: dict[str, Any]) -> list[str]:
     """Return the example's arguments for what tuning chose; none if it changed nothing."""
-    given, choice = tuned["given"], tuned["choice"]
-    arguments = []
+    choice, arguments = tuned["choice"], []
     if choice["num_workers"]:
         arguments += ["--workers", str(choice["num_workers"])]
         arguments += ["--prefetch", str(choice["prefetch_factor"])]
-    if given["pin_memory"] and not choice["pin_memory"]:
+    if tuned["given"]["pin_memory"] and not choice["pin_memory"]:
         arguments += ["--no-pin"]
-    if "step_threads" in choice:
-        arguments += ["--threads", str(choice["step_threads"])]
     return arguments
 
 
 def _may_cache(folder: Path) -> bool:
     """Return whether a cache of the decoded images is built in seconds and can be built here."""
-    total = 0
-    for file in folder.rglob("*"):
-        total += file.stat().st_size if file.is_file() else 0
-        if total > _MOST_TO_CACHE:
-            return False
+    if sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) > _MOST_TO_CACHE:
+        return False
     if importlib.util.find_spec("h5py") is None:
         print("\nA cache is not shown: building one needs h5py (pip install h5py).")
         return False
@@ -107,8 +127,6 @@ def _may_cache(folder: Path) -> bool:
 
 
 def _conclude(found: list[tuple[str, Report]], why_not_tuned: str) -> None:
-    from dataloaders.bottleneck.outputs.contents import times
-
     print("\n=== what was found")
     first, (last, report) = found[0][1], found[-1]
     for name, one in found:
@@ -127,56 +145,6 @@ def _conclude(found: list[tuple[str, Report]], why_not_tuned: str) -> None:
     print("  your own script: dataloaders check train.py -- ARGS")
 
 
-def _part(
-    title: str,
-    command: str,
-    budget_s: float,
-    script: list[str],
-    result: Path,
-    variables: dict[str, str],
-) -> None:
-    options = [command, "--budget", f"{budget_s:g}", "--json", str(result)]
-    shown = script.copy()
-    shown[0] = "examples/train_images.py"
-    backend = "DATALOADERS_BACKEND=h5 " if variables else ""
-    print(f"\n=== {title}\n$ {backend}dataloaders {command} {' '.join(shown)}\n", flush=True)
-    # From our own folder: a folder of the user's called dataloaders cannot come first there.
-    done = subprocess.run(
-        [sys.executable, "-m", "dataloaders", *options, *script],
-        cwd=Path(__file__).resolve().parents[2],
-        env={**os.environ, **variables},
-        check=False,
-    )
-    if done.returncode == 130 or done.returncode < 0:
-        raise KeyboardInterrupt
-    if not result.is_file():
-        raise DataLoadersError(
-            f"`dataloaders {command}` ended with status {done.returncode} and no result; "
-            "what it printed above says why"
-        )
-
-
-def _example() -> Path:
-    path = Path(__file__).resolve().parents[2] / "examples" / "train_images.py"
-    if not path.is_file():
-        raise DataLoadersError(
-            f"the demo runs {path}, which is not there: examples are part of a checkout, not of "
-            "an installed wheel; clone the repository and run `make demo` in it"
-        )
-    return path
-
-
-def _need_vision() -> None:
-    try:
-        import PIL.Image  # noqa: F401
-        import torchvision  # noqa: F401
-    except ImportError as error:
-        raise MissingDependency(
-            f"the demo reads JPEG files with torchvision and Pillow, and {error.name} cannot be "
-            "imported; install them with: pip install 'gpu-dataloaders[vision]'"
-        ) from error
-
-
 def _given(images: str) -> Path:
     folder = Path(images).expanduser().resolve()
     if not folder.is_dir() or not any(child.is_dir() for child in folder.iterdir()):
@@ -187,10 +155,10 @@ def _given(images: str) -> Path:
 
 
 def made_photos() -> Path:
-    from dataloaders.cli.photos import make_photos
-    from dataloaders.cli.progress import ProgressLine
+    """Return the folder of the demo's photographs; make them unless they are there."""
+    from dataloaders.cli.photos import make_photos  # needs Pillow
 
-    folder = cache_folder() / "demo" / "photos-1"
+    folder = cache_folder() / "demo" / "photos-2"
     line = ProgressLine()
     if not folder.is_dir():
         print(f"making photographs in {folder}", flush=True)

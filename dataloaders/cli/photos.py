@@ -1,6 +1,6 @@
 """Makes JPEG files with the statistics of photographs, for the demo.
 
-    1/f texture (natural images' spectrum) + lit gradient + shapes with edges + sensor noise
+    1/f texture (natural images' spectrum) + lit gradient + sensor noise
     ──> 640x480 and 1024x768, RGB, quality 90 ──> class folders, about 60 to 300 KB a file
 
 The spectrum: D. J. Field, "Relations between the statistics of natural images and the response
@@ -14,17 +14,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
+from PIL import Image
 
-__all__ = ["make_photos"]
-
-_CLASSES = ("sand", "leaf", "sky", "brick")
 _SIZES = ((640, 480), (640, 480), (1024, 768), (480, 640), (800, 600))
 _HUES = {
     "sand": (205, 178, 140),
@@ -43,7 +39,7 @@ def make_photos(
     *,
     count: int = 300,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, count: None,
 ) -> Path:
     """Return ``folder`` with ``count`` JPEG files in class folders; make it unless it exists.
 
@@ -66,26 +62,24 @@ def make_photos(
     return folder
 
 
-def _fill(folder: Path, count: int, seed: int, progress: Callable[[int, int], None] | None) -> None:
+def _fill(folder: Path, count: int, seed: int, progress: Callable[[int, int], None]) -> None:
     rng = np.random.default_rng(seed)
     textures = [_texture(rng) for _ in range(3)]
     noise = rng.standard_normal((_TEXTURE_SIDE, _TEXTURE_SIDE), dtype=np.float32)
-    for name in _CLASSES:
+    names = list(_HUES)
+    for name in names:
         (folder / name).mkdir()
 
     def make(number: int) -> None:
-        name = _CLASSES[number % len(_CLASSES)]
+        name = names[number % len(names)]
         image = _photo(np.random.default_rng((seed, number)), name, textures, noise)
         image.save(folder / name / f"{number:04d}.jpg", quality=_QUALITY)
 
     # NumPy and Pillow give up the GIL in nearly all of this work: threads use every core.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        jobs = [pool.submit(make, number) for number in range(count)]
         try:
-            for done, job in enumerate(as_completed(jobs), start=1):
-                job.result()
-                if progress is not None:
-                    progress(done, count)
+            for done, _ in enumerate(pool.map(make, range(count)), start=1):
+                progress(done, count)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -108,14 +102,11 @@ def _photo(
     relief, tint, detail = (_window(rng, field, width, height) for field in textures)
     across = np.linspace(-1, 1, width, dtype=np.float32)[None, :] * rng.normal(0, 22)
     down = np.linspace(-1, 1, height, dtype=np.float32)[:, None] * rng.normal(0, 30)
-    light = across + down + 26 * relief * _shapes(rng, width, height)
-    grain = 2.0 + 3.0 * rng.random()
+    light = across + down + 34 * relief + rng.uniform(1.5, 4) * _window(rng, noise, width, height)
     pixels = np.empty((height, width, 3), dtype=np.uint8)
     for channel, level in enumerate(_HUES[name]):
-        plane = light + np.float32(level + rng.normal(0, 12))
-        plane += (6, -2, -6)[channel] * tint + 3 * detail
-        plane += np.float32(grain) * _window(rng, noise, width, height)
-        pixels[:, :, channel] = np.clip(plane, 0, 255, out=plane)
+        plane = light + np.float32(level) + (6, -2, -6)[channel] * tint + 3 * detail
+        pixels[:, :, channel] = np.clip(plane, 0, 255)
     return Image.fromarray(pixels)
 
 
@@ -126,23 +117,3 @@ def _window(rng: np.random.Generator, field: Floats, width: int, height: int) ->
     steps = (int(rng.choice((-1, 1))), int(rng.choice((-1, 1))))
     window: Floats = field[top : top + height, left : left + width][:: steps[0], :: steps[1]]
     return window
-
-
-def _shapes(rng: np.random.Generator, width: int, height: int) -> Floats:
-    """Draw overlapping ellipses and polygons: a factor for the relief, with sharp edges."""
-    mask = Image.new("L", (width, height), 90)
-    draw: Any = ImageDraw.Draw(mask)
-    for _ in range(rng.integers(8, 20)):
-        x, y = rng.integers(width), rng.integers(height)
-        size = int(rng.integers(20, height // 2))
-        shade = int(rng.integers(30, 255))
-        if rng.random() < 0.5:
-            draw.ellipse((x - size, y - size // 2, x + size, y + size // 2), fill=shade)
-        else:
-            corners = [
-                (int(x + rng.integers(-size, size)), int(y + rng.integers(-size, size)))
-                for _ in range(4)
-            ]
-            draw.polygon(corners, fill=shade)
-    factor: Floats = np.asarray(mask, dtype=np.float32) / np.float32(100)
-    return factor

@@ -17,8 +17,9 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
+from dataloaders.batches.tree import Batch, leaves, nbytes
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
     no_loader,
@@ -27,13 +28,11 @@ from dataloaders.cli.running import (
     say_that_it_trains,
     untouched_files,
 )
-
-if TYPE_CHECKING:
-    from dataloaders.batches.tree import Batch
-    from dataloaders.findings import Trial
-    from dataloaders.scripts.target import Target
-
-__all__ = ["probe"]
+from dataloaders.findings import Probe, Trial
+from dataloaders.findings.probe import next_size, ran_out, trial_steps
+from dataloaders.measuring.intervals import Interval
+from dataloaders.scripts.takeover import Takeover
+from dataloaders.scripts.target import Target
 
 _LOOKED_AT = 8
 _RAN_OUT = 77
@@ -41,7 +40,7 @@ _RAN_OUT = 77
 _KILLED = (-9, 137)
 
 
-def probe(target: Target, args: list[str], options: Namespace) -> int:
+def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target`` in processes of its own until the largest batch is known; print the table.
 
     Returns 0 if a size could be measured, 130 after Ctrl-C; else 3, or the script's own status if
@@ -51,9 +50,6 @@ def probe(target: Target, args: list[str], options: Namespace) -> int:
         return _probe_here(target, args, options, Path(options.state))
     refuse_missing_folders(options.json)
     refuse_unfit(target, "probe")
-    from dataloaders.findings import Probe
-    from dataloaders.findings.probe import next_size
-
     say_that_it_trains(target, "probe", quiet=options.quiet)
     with tempfile.TemporaryDirectory(prefix="dataloaders-probe-") as folder:
         state = Path(folder, "state")
@@ -97,48 +93,34 @@ def _start(target: Target, args: list[str], options: Namespace, state: Path) -> 
 
 
 def _probe_here(target: Target, args: list[str], options: Namespace, state: Path) -> int:
-    from dataloaders.batches.tree import leaves, nbytes
-    from dataloaders.findings.probe import next_size, ran_out, trial_steps
-    from dataloaders.scripts.takeover import Takeover
+    def note(**facts: Any) -> None:
+        # The next thing may be the end of this process.
+        print(json.dumps(facts), file=found, flush=True)
 
     def probed(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
         batch = max(itertools.islice(iterate(), _LOOKED_AT), key=nbytes)
         of = next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
         while (size := next_size(of, trials, options.most)) is not None:
-            _note(found, {"size": size})
+            note(size=size)
             steps = trial_steps(batch, of, size, trials, seconds=options.budget)
             trials.append((yield from steps))
-            _note(found, {"size": size, "trial": dataclasses.asdict(trials[-1])})
+            note(size=size, trial=dataclasses.asdict(trials[-1]))
 
     trials, _ = _known(state)
-    running: list[Generator[Batch, None, None]] = []
-
-    def measure(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
-        running.append(probed(loader, iterate))
-        return running[0]
-
-    takeover = Takeover(measure, options.loader)
+    takeover = Takeover(probed, options.loader)
     # Opened before files that exist are kept from being written.
     keeping = untouched_files(takeover, let_write=options.let_write)
     with state.open("a") as found, keeping, takeover:
         outcome = target.run(args)
     sys.stdout.flush()
-    if ran_out(outcome.error) and running:
+    if takeover.taken is not None and ran_out(outcome.error):
         return _RAN_OUT
     outcome.show_error()
-    return outcome.status if running else no_loader(takeover, outcome)
-
-
-def _note(file: TextIO, facts: dict[str, Any]) -> None:
-    file.write(json.dumps(facts) + "\n")
-    file.flush()  # the next thing may be the end of this process
+    return no_loader(takeover, outcome) if takeover.taken is None else outcome.status
 
 
 def _known(state: Path) -> tuple[list[Trial], int | None]:
     """Return the trials so far, and the size of the last one if it did not end."""
-    from dataloaders.findings import Trial
-    from dataloaders.measuring.intervals import Interval
-
     trials: dict[int, Trial] = {}
     unfinished = None
     for line in state.read_text().splitlines():

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from argparse import Namespace
 
+from dataloaders import registry
 from dataloaders.cli.running import refuse_unfit
+from dataloaders.loader import BACKEND_VARIABLE
+from dataloaders.scripts.loops import replaced_iter
+from dataloaders.scripts.switch import BackendSwitch
+from dataloaders.scripts.target import Target
 
-if TYPE_CHECKING:
-    from dataloaders.scripts.target import Target
 
-__all__ = ["run"]
-
-
-def run(target: Target, args: list[str], *, backend: str, explain: bool = False) -> int:
-    """Run ``target`` with its loaders on ``backend``; return the script's own exit status."""
-    from dataloaders import registry
-    from dataloaders.loader import BACKEND_VARIABLE
-    from dataloaders.scripts.loops import replaced_iter
-    from dataloaders.scripts.switch import BackendSwitch
-
+def carry_out(target: Target, args: list[str], options: Namespace) -> int:
+    """Run ``target`` with its loaders on another backend; return the script's own exit status."""
+    backend = options.backend
     refuse_unfit(target, f"run --backend {backend}")
     if backend != "auto":  # a wrong name or a missing package is told before the script starts
         registry.load(backend)
     os.environ[BACKEND_VARIABLE] = backend
-    with replaced_iter(BackendSwitch(explain=explain)):
+    with replaced_iter(BackendSwitch(explain=options.explain)):
         outcome = target.run(args)
     outcome.show_error()
     return outcome.status

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dataloaders.errors import DataLoadersError, OptionError
-
-if TYPE_CHECKING:
-    from dataloaders.cli.progress import ProgressLine
-    from dataloaders.scripts.scratch import Scratch
-    from dataloaders.scripts.takeover import Takeover
-    from dataloaders.scripts.target import Outcome, Target
-
-__all__ = [
-    "NOTHING_MEASURED",
-    "no_loader",
-    "refuse_missing_folders",
-    "refuse_unfit",
-    "run_shown",
-    "say_that_it_trains",
-    "untouched_files",
-]
+from dataloaders.measuring.progress import ProgressLine
+from dataloaders.scripts.scratch import Scratch, quiet_trackers
+from dataloaders.scripts.takeover import Takeover
+from dataloaders.scripts.target import Outcome, Target, hidden_by
+from dataloaders.tuning.learned import cache_folder
 
 NOTHING_MEASURED = 3
 """Exit status when the script ended and nothing could be measured in it."""
@@ -44,8 +33,6 @@ def refuse_unfit(target: Target, command: str) -> None:
     It is not there, it only starts the processes that train, or its folder has a ``dataloaders``
     of its own.
     """
-    from dataloaders.scripts.target import hidden_by
-
     hidden = hidden_by(target.folder, "dataloaders")
     if hidden is not None:
         raise DataLoadersError(
@@ -58,6 +45,12 @@ def refuse_unfit(target: Target, command: str) -> None:
         raise OptionError(
             f"{target.name} starts the processes that train; put it first, so that {command} runs "
             f"in each of them: {launcher} ... -m dataloaders {command} train.py -- ARGS"
+        )
+    if command in ("tune", "probe") and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        raise OptionError(
+            f"{command} measures one process, and WORLD_SIZE says that there are several: run it "
+            f"without a launcher, as dataloaders {command} {target.name}; "
+            '"auto" plans with each rank\'s share of the machine'
         )
     target.refuse_missing()
 
@@ -75,9 +68,6 @@ def refuse_missing_folders(*paths: str | None) -> None:
 @contextmanager
 def untouched_files(takeover: Takeover, *, let_write: bool) -> Iterator[Scratch | None]:
     """Inside: trackers are off and no file that existed before is changed, see `Scratch`."""
-    from dataloaders.scripts.scratch import Scratch, quiet_trackers
-    from dataloaders.tuning.learned import cache_folder
-
     try:
         own: Path | None = cache_folder().absolute()
     except OptionError:  # no home: nothing is written there either
@@ -117,13 +107,7 @@ def run_shown(
 
 
 def no_loader(takeover: Takeover, outcome: Outcome, started: int = 0) -> int:
-    """Say why nothing was measured; return the exit status.
-
-    Args:
-        takeover: what watched the script.
-        outcome: how the script ended.
-        started: how many processes the script started itself.
-    """
+    """Say why nothing was measured in a script that ``started`` processes; return the status."""
     if outcome.ending == "interrupted":
         return outcome.status
     lines = [f"no loader was taken over; the script iterated {len(takeover.seen)} of them"]

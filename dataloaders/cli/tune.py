@@ -8,8 +8,12 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from argparse import Namespace
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from dataloaders import registry
+from dataloaders.batches.tree import Batch
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
     no_loader,
@@ -19,50 +23,39 @@ from dataloaders.cli.running import (
     say_that_it_trains,
     untouched_files,
 )
+from dataloaders.errors import DataLoadersError, OptionError, last_line
+from dataloaders.loader import BACKEND_VARIABLE, DataLoader, wrap
+from dataloaders.measuring.progress import ProgressLine
+from dataloaders.scripts.takeover import Takeover
+from dataloaders.scripts.target import Target
+from dataloaders.tuning import Progress, Settings, Tuning
+from dataloaders.tuning.tuner import Tuner
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Generator
-
-    from dataloaders.batches.tree import Batch
     from dataloaders.bottleneck import Check, Report
-    from dataloaders.scripts.target import Target
-    from dataloaders.tuning import Progress, Settings, Tuning
-
-__all__ = ["tune"]
 
 _LEAST_GAIN = 1.03
 _CHECK_SHARE = 0.4  # of the budget, for the prediction
 
 
-def tune(target: Target, args: list[str], options: Namespace) -> int:
+def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target``, tune its loader with its own loop as the step, print the trials.
 
-    ``options`` are the command's, as parsed. A loader that names no backend is tuned for that of
-    the options, else for that of the environment.
-
-    Returns 0 if a choice was made; 130 after Ctrl-C, when what was known by then is printed;
-    else as `check`.
+    A loader that names no backend is tuned for that of the options, else for that of the
+    environment. Returns 0 if a choice was made; 130 after Ctrl-C, when what was known by then is
+    printed; else as `check`.
     """
-    from dataloaders import registry
-    from dataloaders.cli.progress import ProgressLine
-    from dataloaders.errors import OptionError
-    from dataloaders.loader import BACKEND_VARIABLE
-    from dataloaders.scripts.takeover import Takeover
-    from dataloaders.tuning.tuner import Tuner
-
-    quiet, json = options.quiet, options.json
     if options.cache is not None and not options.backends:
         raise OptionError("--cache is for --backends, which tries that cache; give both")
-    refuse_missing_folders(json, options.cache)
+    refuse_missing_folders(options.json, options.cache)
     refuse_unfit(target, "tune")
     if options.backend is not None:
         registry.load(options.backend)
         os.environ[BACKEND_VARIABLE] = options.backend
-    line = ProgressLine(quiet=quiet)
+    line = ProgressLine(quiet=options.quiet)
     tunings: list[Tuning] = []  # as known so far; the last one counts
     running: list[Generator[Batch, None, None]] = []
-    checks: list[Check] = []
+    checks: list[Check] = []  # for --backends
     predicted: list[str] = []
     finished = False
 
@@ -79,14 +72,14 @@ def tune(target: Target, args: list[str], options: Namespace) -> int:
             from dataloaders.bottleneck import Check
 
             check_s = _CHECK_SHARE * budget_s
-            checks.append(Check(loader, budget_s=check_s, iterate=iterate, progress=line))
+            check = Check(loader, budget_s=check_s, iterate=iterate, progress=line)
+            checks.append(check)
             try:
-                yield from checks[0]
-                report = checks[0].report()
+                yield from check
             finally:
-                checks.pop().close()
+                check.close()
             cache = options.cache and os.path.abspath(options.cache)
-            ways, said = _ways(loader, report, cache, line)
+            ways, said = _ways(loader, check.report(), cache, line)
             predicted.extend(said)
             budget_s -= check_s
         tuner = Tuner(loader, budget_s, progress=told, ways=ways)
@@ -94,19 +87,16 @@ def tune(target: Target, args: list[str], options: Namespace) -> int:
         finished = True
 
     def waited(name: str, seconds: float) -> None:
-        for check in checks:
-            check.waited_elsewhere(name, seconds)
+        if checks and not checks[0].finished:
+            checks[0].waited_elsewhere(name, seconds)
 
     def measure(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
         running.append(tuned(loader, iterate))
         return running[0]
 
-    say_that_it_trains(target, "tune", quiet=quiet)
+    say_that_it_trains(target, "tune", quiet=options.quiet)
     takeover = Takeover(
-        measure,
-        options.loader,
-        waited=waited,
-        passed_over=lambda text: line(f"tune  {text}"),
+        measure, options.loader, waited=waited, passed_over=lambda text: line(f"tune  {text}")
     )
     with untouched_files(takeover, let_write=options.let_write) as scratch, takeover:
         outcome = run_shown(target, args, line)
@@ -115,25 +105,25 @@ def tune(target: Target, args: list[str], options: Namespace) -> int:
             steps.close()  # a trial under way, with its workers, if the script's loop ended first
     if takeover.taken is None:
         return no_loader(takeover, outcome)
+    how = "interrupted" if outcome.ending == "interrupted" else "the script's loop ended"
     if not tunings:
-        print(
-            f"the script ended after {takeover.steps} steps, too few to tune for", file=sys.stderr
-        )
+        if checks:
+            print(checks[0].report())
+        print(f"{how} after {takeover.steps} steps, before anything was tried", file=sys.stderr)
         return outcome.status or NOTHING_MEASURED
     tuning = tunings[-1]
     notes = [] if scratch is None else scratch.notes()
     if not finished:
-        how = "interrupted" if outcome.ending == "interrupted" else "the script's loop ended"
         notes.insert(0, f"{how} after {takeover.steps} steps; this is what was known by then")
-    if quiet:
+    if options.quiet:
         print(tuning.choice)
     else:
         print(*predicted, tuning, sep="\n")
         print(f"note: tuned loader {takeover.taken.number}: {takeover.taken.description}")
         _print_change(tuning, backends=options.backends)
         print(*(f"note: {sentence}\n" for sentence in notes), sep="", end="")
-    if json is not None:
-        tuning.to_json(json)
+    if options.json is not None:
+        tuning.to_json(options.json)
     return outcome.status
 
 
@@ -143,8 +133,6 @@ def _as_tuned(loader: Any, iterate: Any, *, stock: bool) -> tuple[Any, Any]:
     It is a loader as `run` has it: with a backend in the environment, wrapped by ours. Backends
     are compared with ``stock`` where the loader itself names none.
     """
-    from dataloaders.loader import BACKEND_VARIABLE, DataLoader, wrap
-
     if isinstance(loader, DataLoader):
         if not stock or loader._wanted_backend() != "auto":
             return loader, iterate
@@ -158,7 +146,6 @@ def _ways(
     loader: Any, report: Report, cache: str | None, line: Callable[[str], None]
 ) -> tuple[dict[Settings, str], list[str]]:
     """Return the settings worth a trial, the loader's own first, and what was predicted."""
-    from dataloaders.errors import DataLoadersError, last_line
     from dataloaders.predicting.candidates import settings_of
 
     ways: dict[Any, str] = {settings_of(loader): "the loader as it is"}
@@ -193,14 +180,10 @@ def _print_change(tuning: Tuning, *, backends: bool) -> None:
         return
     choice = tuning.choice
     unpinned = tuning.given.pin_memory and not choice.pin_memory
-    lines = [f"DataLoader(..., {choice.arguments}{', pin_memory=False' if unpinned else ''})"]
-    if choice.step_threads is not None:
-        lines.append(f"torch.set_num_threads({choice.step_threads})  # before the loop")
-    print(f"\nthe line{'s' * (len(lines) > 1)} to change:")
-    for one in lines:
-        print(f"    {one}")
-    if tuning.remembered is None or choice.step_threads is not None:
-        return  # what "auto" has is another choice: a note says so
+    print("\nthe line to change:")
+    print(f"    DataLoader(..., {choice}{', pin_memory=False' if unpinned else ''})")
+    if tuning.remembered is None:
+        return
     auto = 'num_workers="auto", prefetch_factor="auto", pin_memory="auto"'
     if backends:
         print("or, as it is remembered for this script:")

@@ -13,9 +13,6 @@ import torch
 from dataloaders.machine import resources
 from dataloaders.measuring.intervals import Interval
 
-__all__ = ["Facts", "Place", "environment"]
-
-
 KINDS = ("product", "convolution")
 
 

@@ -23,9 +23,8 @@ from dataloaders.errors import OptionError
 from dataloaders.machine import resources
 from dataloaders.measuring.clocks import clock_of
 from dataloaders.measuring.intervals import Interval, mean_of
+from dataloaders.measuring.table import table
 from dataloaders.seeding.states import random_states_kept
-
-__all__ = ["Probe", "Trial", "next_size", "probe_batch_sizes", "ran_out", "resized", "trial_steps"]
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "ALLOC_FAILED")
 _MOST = 1 << 20
@@ -33,6 +32,7 @@ _FEWEST_STEPS = 3
 _MOST_STEPS = 50
 _SHARE_OF_ROOM = 0.9
 _SHOWN_ERROR = 200
+_WIDTH = 160
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ class Probe:
         return min(near, default=None)
 
     def __str__(self) -> str:
-        form = "{:>7}  {:>9}  {:>9}  {:>16}  {:>10}  {}"
-        lines = [form.format("batch", "samples/s", "ms a step", "95 % interval", "memory MiB", "")]
+        heads = ["batch", "samples/s", "ms a step", "95 % interval", "memory MiB"]
+        rows = []
         for one in self.trials:
-            memory = "" if one.memory is None else f"{one.memory / 2**20:.0f}"
             texts = ["", "", ""]
             if (took := one.seconds) is not None:
                 ends = f"{1e3 * max(0.0, took.low):.2f} to {1e3 * took.high:.2f}"
                 texts = [f"{one.rate:.1f}", f"{1e3 * took.estimate:.2f}", ends]
-            lines.append(form.format(one.batch_size, *texts, memory, one.why_not or ""))
+            memory = "" if one.memory is None else f"{one.memory / 2**20:.0f}"
+            rows.append([str(one.batch_size), *texts, memory, one.why_not or ""])
         last = f"largest that fits: {self.largest}; within 5 % of the best rate from {self.fastest}"
-        return "\n".join([*(line.rstrip() for line in lines), "", last])
+        return f"{table([*heads, ''], rows, right=heads, width=_WIDTH)}\n\n{last}"
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the probe as JSON text; write it to ``path`` too, if one is given."""
@@ -136,17 +136,16 @@ def probe_batch_sizes(
                 trials.append(Trial(size, why_not=text or "out of memory"))
             del steps  # it holds the batch
             gc.collect()  # what the failed step's frames held
-            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # does nothing where CUDA is not in use
     return Probe(tuple(sorted(trials, key=lambda trial: trial.batch_size)))
 
 
 def next_size(start: int, trials: list[Trial], most: int = _MOST) -> int | None:
     """Return the batch size to try after ``trials``; None if the largest that fits is known."""
-    fits = max((one.batch_size for one in trials if one.why_not is None), default=0)
-    fails = min((one.batch_size for one in trials if one.why_not is not None), default=None)
     if not trials:
         return min(start, most)
+    fits = Probe(tuple(trials)).largest or 0
+    fails = min((one.batch_size for one in trials if one.why_not is not None), default=None)
     if fails is None:
         return min(2 * fits, most) if fits < most else None
     if not fits:
@@ -168,16 +167,14 @@ def trial_steps(
     Where main memory cannot hold it, as far as ``before`` tells, no batch is yielded: the kernel
     would kill the process.
     """
-    on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if not on_device and (need := _more_memory(size, before)) > resources.available_memory():
+    if not _on_cuda() and (need := _more_memory(size, before)) > resources.available_memory():
         return Trial(size, why_not=f"main memory has no room for {need / 2**20:.0f} MiB more")
     made = resized(batch, of, size)
     made = made if device is None else to_device(made, torch.device(device))
     _forget_peak()
     took: list[float] = []
     while len(took) < _FEWEST_STEPS + 2 or (sum(took[2:]) < seconds and len(took) < _MOST_STEPS):
-        current = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        clock = clock_of([torch.device("cuda", torch.cuda.current_device())] if current else [])
+        clock = clock_of([torch.device("cuda", torch.cuda.current_device())] if _on_cuda() else [])
         first = clock.mark()
         yield made
         last = clock.mark()
@@ -232,8 +229,12 @@ def _more_memory(size: int, before: list[Trial]) -> float:
     return (each * (size - more) + most - _status("VmRSS")) / _SHARE_OF_ROOM
 
 
+def _on_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def _forget_peak() -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if _on_cuda():
         torch.cuda.reset_peak_memory_stats()
         return
     with contextlib.suppress(OSError):  # elsewhere than on Linux no peak is told
@@ -241,9 +242,7 @@ def _forget_peak() -> None:
 
 
 def _peak() -> int | None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return torch.cuda.max_memory_allocated()
-    return _status("VmHWM") or None
+    return torch.cuda.max_memory_allocated() if _on_cuda() else _status("VmHWM") or None
 
 
 def _status(name: str) -> int:

@@ -16,8 +16,6 @@ import torch
 from dataloaders.findings.facts import Facts
 from dataloaders.measuring.intervals import Interval
 
-__all__ = ["Finding", "findings_of"]
-
 _WORTH = 10**9
 """Floating-point operations of a step from which the way that they are done is worth a change."""
 _SHORTEST_CHAIN = 3

@@ -13,35 +13,30 @@ import torch
 
 from dataloaders.findings.facts import Facts
 
-__all__ = ["TOGGLES"]
-
-
-def _autocast(facts: Facts) -> AbstractContextManager[Any]:
-    # Entered anew for each step: its cache of casted weights ends with it.
-    return torch.autocast(facts.device, dtype=facts.half)
-
-
-def _autotuner(facts: Facts) -> AbstractContextManager[Any]:
-    before = torch.backends.cudnn.benchmark
-    return _set(lambda on: setattr(torch.backends.cudnn, "benchmark", on), True, before)
-
-
-def _matmul_precision(facts: Facts) -> AbstractContextManager[Any]:
-    before = torch.get_float32_matmul_precision()
-    return _set(torch.set_float32_matmul_precision, "high", before)
-
 
 @contextmanager
-def _set(how: Callable[[Any], object], wanted: object, before: object) -> Iterator[None]:
-    how(wanted)
+def _autotuner(facts: Facts) -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
     try:
         yield
     finally:
-        how(before)
+        torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def _matmul_precision(facts: Facts) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 TOGGLES: dict[str, Callable[[Facts], AbstractContextManager[Any]]] = {
-    "autocast": _autocast,
+    # Entered anew for each step: its cache of casted weights ends with it.
+    "autocast": lambda facts: torch.autocast(facts.device, dtype=facts.half),
     "matmul-precision": _matmul_precision,
     "autotuner": _autotuner,
 }

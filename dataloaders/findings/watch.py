@@ -17,11 +17,12 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -30,8 +31,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from dataloaders.findings.facts import Facts, Place, environment
-
-__all__ = ["Onlooker", "Watch"]
 
 _WATCHED = (2, 3)  # the first one makes lazy modules, compiles and chooses kernels
 _LARGE = 1 << 16  # elements from which a kernel's reading and writing shows
@@ -77,18 +76,9 @@ class _Step:
     places: Counter[Place] = field(default_factory=Counter)
     flops: Counter[tuple[str, torch.dtype, str]] = field(default_factory=Counter)
     shapes: list[tuple[Any, ...]] = field(default_factory=list)
-    planar: int = 0
-    autotuner: bool = False
-    deterministic: bool = False
-    matmul_precision: str = "highest"
-    data_parallel: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)  # fields of `Facts`
     reduced: bool = False
     stepped: bool = False
-    checkpointed: bool = False
-
-
-_OF_THE_LAST = ("flops", "planar", "autotuner", "deterministic", "matmul_precision",
-                "data_parallel")  # fmt: skip
 
 
 class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -139,18 +129,17 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         with ExitStack() as stack:
             stepped = functools.partial(setattr, self._now, "stepped", True)
             stack.callback(register_optimizer_step_post_hook(lambda *_: stepped()).remove)
-            for names, name, noted in (
-                (vars(torch.cuda), "empty_cache", self._emptied),
-                (vars(torch.cuda.memory), "empty_cache", self._emptied),
-                (vars(torch._tensor_str), "_str", self._printed),  # switches all modes off
+            for module, name, noted in (
+                (torch.cuda, "empty_cache", self._emptied),
+                (torch.cuda.memory, "empty_cache", self._emptied),
+                (torch._tensor_str, "_str", self._printed),  # switches all modes off
             ):
-                stack.callback(names.__setitem__, name, names[name])
-                names[name] = functools.partial(noted, names[name])
+                noting = functools.partial(noted, getattr(module, name))
+                stack.enter_context(mock.patch.object(module, name, noting))
             stack.enter_context(self)
             yield
-        self._made.clear()
-        self._biased.clear()
-        self._chains.clear()
+        for known in (self._made, self._biased, self._chains):
+            known.clear()
         self._steps.append(self._now)
 
     def facts(self, **more: Any) -> Facts | None:
@@ -158,25 +147,20 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         if not self._steps or self._failed:
             return None
         first, last = self._steps[0], self._steps[-1]
-        places = {
-            place: min(step.places[place] for step in self._steps)
-            for place in first.places
-            if all(place in step.places for step in self._steps)
-        }
         by_device: Counter[str] = Counter()
         for (device, *_), flops in last.flops.items():
             by_device[device] += flops
         device = by_device.most_common(1)[0][0] if by_device else "cpu"
         return Facts(
             device=device,
-            places=places,
+            places={place: min(much, last.places[place]) for place, much in first.places.items()
+                    if place in last.places},
             convolutions=len(last.shapes),
             fixed_shapes=first.shapes == last.shapes,
             reduces_early=any(step.reduced and not step.stepped for step in self._steps),
-            checkpointed=any(step.checkpointed for step in self._steps),
-            **{name: getattr(last, name) for name in _OF_THE_LAST},
-            **{**environment(device), **more},
-        )
+            flops=last.flops,
+            **{**first.settings, **last.settings, **environment(device), **more},
+        )  # fmt: skip
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` unchanged and note what it was."""
@@ -238,11 +222,12 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         for what in on:
             where = site.where if what == "gradcheck" else None
             self._now.places[Place("debugging", what, "", where)] += 1
-        self._now.checkpointed |= site.within("torch/utils/checkpoint.py")
+        if site.within("torch/utils/checkpoint.py"):
+            self._now.settings["checkpointed"] = True
         if site.within("torch/nn/parallel/data_parallel.py"):
             for module in _modules_running():
                 if isinstance(module, torch.nn.DataParallel):
-                    self._now.data_parallel = len(module.device_ids)
+                    self._now.settings["data_parallel"] = len(module.device_ids)
 
     def _note_made(self, given: Any, made: Any, copies: bool, site: _Site) -> None:
         """Follow what is made on the CPU from nothing, until it is copied to a device."""
@@ -265,18 +250,19 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         count = int(formula(*args, **kwargs, out_val=out))
         self._now.flops[made.device.type, made.dtype, kind] += count
         if made.dtype == torch.float32:
-            try:
-                self._now.matmul_precision = torch.get_float32_matmul_precision()
-            except RuntimeError:  # set by the newer settings, each of a backend
-                self._now.matmul_precision = "set by backend"
+            self._now.settings["matmul_precision"] = "set by backend"  # by the newer settings
+            with suppress(RuntimeError):
+                precision = torch.get_float32_matmul_precision()
+                self._now.settings["matmul_precision"] = precision
 
     def _note_convolution(self, args: Any, made: torch.Tensor) -> None:
         step, (image, weight, bias, *_) = self._now, args
         step.shapes.append((tuple(image.shape), tuple(weight.shape), image.dtype))
-        step.autotuner = torch.backends.cudnn.benchmark
-        step.deterministic |= torch.backends.cudnn.deterministic
+        step.settings["autotuner"] = torch.backends.cudnn.benchmark
+        step.settings["deterministic"] = torch.backends.cudnn.deterministic
         if image.dim() == 4 and image.shape[1] > 1 and image.is_contiguous():
-            step.planar += not image.is_contiguous(memory_format=torch.channels_last)
+            planar = not image.is_contiguous(memory_format=torch.channels_last)
+            step.settings["planar"] = step.settings.get("planar", 0) + planar
         if bias is not None:
             running = _modules_running()
             named = running[-1].named_modules() if running else ()

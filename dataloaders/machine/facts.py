@@ -9,8 +9,6 @@ import torch
 
 from dataloaders.machine import resources
 
-__all__ = ["gpu_name", "machine_facts"]
-
 
 def machine_facts() -> dict[str, str]:
     """Return cores, processor, memory, system, GPU and versions, each as a short text.

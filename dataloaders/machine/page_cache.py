@@ -27,16 +27,6 @@ import numpy.typing as npt
 if sys.platform != "win32":
     import resource
 
-__all__ = [
-    "DiskWatch",
-    "evict",
-    "expect_exactly",
-    "map_file",
-    "resident_pages",
-    "tells_truth",
-    "will_read",
-]
-
 # Linux silently shortens a request for more than the device's readahead. 128 KiB is the default,
 # and few devices have less.
 _REQUEST = 128 << 10

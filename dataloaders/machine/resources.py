@@ -20,27 +20,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-
-__all__ = [
-    "ProcessMemory",
-    "available_memory",
-    "batches_in_flight",
-    "batches_that_fit",
-    "cpu_model",
-    "cpu_quota",
-    "machine_cores",
-    "process_memory",
-    "python_heap_bytes",
-    "ranks_here",
-    "shm_room",
-    "shm_shortage",
-    "total_memory",
-    "usable_cores",
-]
+from typing import NamedTuple
 
 SHM = Path("/dev/shm")
 _ROOT = Path("/")
@@ -50,7 +32,7 @@ _HELD_BY_CONSUMER = 2
 # A Python object takes 16 to 512 bytes, 66 on average over the objects of a process that has
 # imported torch (sys.getsizeof); 80 with the unused ends of pools and arenas.
 _BYTES_PER_PYTHON_BLOCK = 80
-_ASSUMED_MEMORY = 4 << 30  # for a machine that does not say
+_ASSUMED_MEMORY = 4 << 30  # of a machine that does not say: Windows
 
 
 def ranks_here() -> int:
@@ -111,9 +93,8 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
     """
     quotas = []
     for folder in _cgroups("cpu", root):
-        words = _words(folder / "cpu.max") or (
-            _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
-        )
+        words = _words(folder / "cpu.max")
+        words = words or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
         quota, period = _number(words, 0), _number(words, 1)
         if quota is not None and period and quota > 0:  # "max" and -1 mean no quota
             quotas.append(quota / period)
@@ -127,17 +108,18 @@ def available_memory(root: Path = _ROOT) -> int:
     the limit less what is used (file cache that is not in active use counts as free), divided by
     the ranks on this machine.
     """
-    rooms = [_available_on_machine(root)]
+    kilobytes = _fields(root / "proc/meminfo").get("MemAvailable:")
+    rooms = [_machine_memory() // 2 if kilobytes is None else kilobytes * 1024]
     for folder, limit in _memory_limits(root):
-        used = _number(_words(folder / "memory.current"), 0)
-        cache_name = "inactive_file"
-        if used is None:
-            used = _number(_words(folder / "memory.usage_in_bytes"), 0)
-            cache_name = "total_inactive_file"
-        if used is None:
-            continue
-        cache = _fields(folder / "memory.stat").get(cache_name, 0)
-        rooms.append(max(0, limit - max(0, used - cache)))
+        for current, cache in (
+            ("memory.current", "inactive_file"),
+            ("memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            used = _number(_words(folder / current), 0)
+            if used is not None:
+                idle = _fields(folder / "memory.stat").get(cache, 0)
+                rooms.append(max(0, limit - max(0, used - idle)))
+                break
     return min(rooms) // ranks_here()
 
 
@@ -147,12 +129,15 @@ def total_memory(root: Path = _ROOT) -> int:
     The smallest of the machine's memory and of all cgroup limits above this process, divided by
     the ranks on this machine.
     """
+    limits = (limit for _, limit in _memory_limits(root))
+    return min([_machine_memory(), *limits]) // ranks_here()
+
+
+def _machine_memory() -> int:
     try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except AttributeError:  # Windows
-        memory = _by_psutil("total")
-    limits = [limit for _, limit in _memory_limits(root)]
-    return min([memory, *limits]) // ranks_here()
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except AttributeError:
+        return _ASSUMED_MEMORY
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
@@ -211,30 +196,28 @@ def shm_shortage(
     if fit is None or room is None or needed <= fit:
         return None
     shared = f" for each of {ranks_here()} ranks" if ranks_here() > 1 else ""
+    enough = math.ceil(1.5 * needed * batch_bytes * ranks_here() / 2**30)  # and half to spare
     return (
         f"{num_workers} workers with prefetch_factor={prefetch_factor} can have {needed} batches "
         f"of {_size(batch_bytes)} in {path} at once, {_size(needed * batch_bytes)}, and "
         f"{_size(room)} are free there{shared}: a worker that finds it full dies of a bus error. "
-        f"Enlarge it (docker run --shm-size={_round_gib(needed * batch_bytes * ranks_here())}g, or "
+        f"Enlarge it (docker run --shm-size={max(1, enough)}g, or "
         "--ipc=host), or use fewer workers or smaller batches (the sharing strategy 'file_system' "
         "uses the same room)"
     )
 
 
-@dataclass(frozen=True)
-class ProcessMemory:
+class ProcessMemory(NamedTuple):
     """The memory of one process, in bytes.
 
     Attributes:
         private: pages that no other process shares (USS): what ending it would free.
-        proportional: private pages, and its share of the shared ones (PSS).
         shared_anonymous: pages still shared with the process that forked it. Each is copied when
             either side writes to it, and counting a reference is a write: ``private`` can grow by
             this much over an epoch.
     """
 
     private: int
-    proportional: int
     shared_anonymous: int
 
 
@@ -243,13 +226,9 @@ def process_memory(pid: int, root: Path = _ROOT) -> ProcessMemory | None:
     fields = _fields(root / "proc" / str(pid) / "smaps_rollup")
     if "Pss:" not in fields:
         return None
-    private = fields.get("Private_Clean:", 0) + fields.get("Private_Dirty:", 0)
-    anonymous = fields.get("Anonymous:", 0)
-    return ProcessMemory(
-        private=private * 1024,
-        proportional=fields["Pss:"] * 1024,
-        shared_anonymous=max(0, min(anonymous, anonymous - fields.get("Private_Dirty:", 0))) * 1024,
-    )
+    dirty, anonymous = fields.get("Private_Dirty:", 0), fields.get("Anonymous:", 0)
+    private = fields.get("Private_Clean:", 0) + dirty
+    return ProcessMemory(private * 1024, max(0, anonymous - dirty) * 1024)
 
 
 def python_heap_bytes() -> int:
@@ -288,28 +267,6 @@ def _cgroups(controller: str, root: Path) -> Iterator[Path]:
                     yield folder
 
 
-def _available_on_machine(root: Path) -> int:
-    kilobytes = _fields(root / "proc/meminfo").get("MemAvailable:")
-    if kilobytes is not None:
-        return kilobytes * 1024
-    return _by_psutil("available")
-
-
-def _by_psutil(which: str) -> int:
-    """Return bytes of memory on a system without /proc; without psutil `_ASSUMED_MEMORY`."""
-    try:
-        import psutil  # slow to load, so not on the package's import path
-    except ImportError:
-        warnings.warn(
-            f"the {which} memory of this machine is not known, and {_ASSUMED_MEMORY >> 30} GiB are "
-            f"assumed: on {sys.platform} psutil tells it; install it with: "
-            "pip install 'gpu-dataloaders[check]'",
-            stacklevel=2,
-        )
-        return _ASSUMED_MEMORY
-    return int(getattr(psutil.virtual_memory(), which))
-
-
 def _fields(path: Path) -> dict[str, int]:
     """Read a file with lines of the form "name number ..."."""
     fields = {}
@@ -343,8 +300,3 @@ def _size(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
     return f"{count} bytes"
-
-
-def _round_gib(count: int) -> int:
-    """Round up to whole GiB, with half as much again to spare."""
-    return max(1, math.ceil(count * 1.5 / 2**30))

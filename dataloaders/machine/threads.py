@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["limit_torch_threads", "use_thread_local_capture"]
-
 _THREAD_LOCAL = 1
 """CU_STREAM_CAPTURE_MODE_THREAD_LOCAL in cuda.h."""
 

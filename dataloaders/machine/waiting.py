@@ -12,8 +12,6 @@ import threading
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-__all__ = ["get", "join"]
-
 T = TypeVar("T")
 
 _HEARS_S = 0.2

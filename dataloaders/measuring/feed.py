@@ -7,7 +7,6 @@ iterate() ──> iterator ──take()──> batch        the next epoch begin
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,23 +17,18 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from dataloaders.batches.tree import Batch
 from dataloaders.errors import CheckError
 from dataloaders.loader import CopiedBatches
-from dataloaders.measuring.clocks import HostTime
+from dataloaders.measuring.clocks import HostTime, cpu_seconds
 from dataloaders.measuring.queues import counts_of
 from dataloaders.specification import batches_in
-
-__all__ = ["Feed"]
 
 _POLL_S = 0.0005
 _UNKNOWN_SETTLE_S = 0.2
 
 
 class Feed:
-    """Yields the batches of a loader, epoch after epoch.
+    """Yields the batches of a loader (anything that can be iterated again), epoch after epoch.
 
-    Args:
-        loader: any object that can be iterated again and again.
-        iterate: makes its iterator, if not ``iter(loader)``.
-        host: the host's time.
+    ``iterate`` makes its iterator, if not ``iter(loader)``.
     """
 
     def __init__(
@@ -140,12 +134,7 @@ class Feed:
 
     def cpu_s(self) -> float:
         """Return the CPU seconds that the epoch's workers have used; 0 if that is not known."""
-        workers = getattr(self._iterator, "_workers", ())
-        try:
-            # A process's clock by its id, as clock_getcpuclockid(3) makes it on Linux.
-            return sum(time.clock_gettime(~worker.pid << 3 | 2) for worker in workers)
-        except (AttributeError, OSError, TypeError):
-            return 0.0
+        return cpu_seconds(worker.pid for worker in getattr(self._iterator, "_workers", ()))
 
     def busy(self) -> float:
         """Return the share of workers that are at work; 1 if this iterator does not tell."""

@@ -9,8 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Interval", "Lap", "Step", "Timed", "interval_of", "mean_of", "picked", "ratio_draws"]
-
 _DRAWS = 1000
 
 # Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; 1.96 beyond.
@@ -52,19 +50,12 @@ class Lap(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Holds one measured step as the host's clock saw it, in seconds.
+    """Holds one measured step as the host's clock saw it, in seconds."""
 
-    Attributes:
-        begin: when the loop asked for the batch, after the first step that is kept.
-        wait: in ``next()`` of the loader.
-        transfer: in the copy to the device, where the loader makes it.
-        step: from there until the next batch was asked for; a device may still be at work then.
-    """
-
-    begin: float
-    wait: float
-    transfer: float
-    step: float
+    begin: float  # when the loop asked for the batch, after the first step that is kept
+    wait: float  # in ``next()`` of the loader
+    transfer: float  # in the copy to the device, where the loader makes it
+    step: float  # until the next batch was asked for; a device may still be at work then
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["counts_of"]
-
 
 def counts_of(iterator: Any) -> tuple[int, int] | None:
     """Return (ready, outstanding) batches of ``iterator``, or None for one that does not tell.

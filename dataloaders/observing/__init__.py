@@ -16,6 +16,20 @@ attributes.py   read attributes of a dataset here, without running its code
 
 from dataloaders.observing.attributes import held
 from dataloaders.observing.own_files import open_files_anew
-from dataloaders.observing.process import Start, Unobserved, observe, worker_of
+from dataloaders.observing.process import (
+    Start,
+    Unobserved,
+    observe,
+    started_quietly,
+    worker_of,
+)
 
-__all__ = ["Start", "Unobserved", "held", "observe", "open_files_anew", "worker_of"]
+__all__ = [
+    "Start",
+    "Unobserved",
+    "held",
+    "observe",
+    "open_files_anew",
+    "started_quietly",
+    "worker_of",
+]

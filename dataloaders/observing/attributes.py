@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-__all__ = ["held"]
-
 _QUIET = (FunctionType, staticmethod, classmethod, MemberDescriptorType, GetSetDescriptorType)
 """Class members that Python itself reads: methods, slots, attributes of built-in types."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import stat
 
-__all__ = ["open_files_anew"]
-
 _KEPT = os.O_RDWR | os.O_WRONLY | os.O_APPEND | getattr(os, "O_DIRECT", 0)
 _STANDARD = 2  # stdin, stdout, stderr share an offset on purpose
 

@@ -17,17 +17,11 @@ from torch.utils.data._utils import worker as torch_worker
 
 from dataloaders.observing.own_files import open_files_anew
 
-__all__ = ["Start", "Unobserved", "observe", "worker_of"]
-
 T = TypeVar("T")
 
-HANG_S = 60.0
-"""Seconds without an answer after which a dataset counts as hanging, unless a timeout is given."""
-
+_HANG_S = 60.0
 _LONGEST_TEXT = 300
-
-_CHECK_S = 2.0
-"""Seconds between two checks that the process lives; torch notices only one that fails."""
+_CHECK_S = 2.0  # between two checks that the process lives; torch notices only one that fails
 
 
 class Unobserved(Exception):
@@ -59,7 +53,7 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
         look: called with the dataset; must be picklable if workers are spawned. Its result is
             pickled.
         timeout_s: seconds after which the dataset counts as hanging; None: the loader's
-            ``timeout``, else `HANG_S`.
+            ``timeout``, else 60.
 
     Raises:
         Unobserved: the dataset cannot be sent to a process, the process dies, or it does not answer
@@ -67,7 +61,7 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
         Exception: what ``look`` raises, as torch raises errors of workers.
     """
     context = loader.multiprocessing_context
-    limit_s = timeout_s or loader.timeout or HANG_S
+    limit_s = timeout_s or loader.timeout or _HANG_S
     kind = (context or multiprocessing).get_start_method()
     init = loader.worker_init_fn if loader.num_workers else None
     start = Start(init, kind == "fork", loader.num_workers)
@@ -94,8 +88,21 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
         raise Unobserved(
             f"the facts about {name} cannot be sent between processes ({answer.unpicklable})"
         )
-    facts: T = pickle.loads(answer.facts)
-    return facts
+    return pickle.loads(answer.facts)  # type: ignore[no-any-return]
+
+
+def started_quietly(iterate: Callable[[], T]) -> T:
+    """Return the iterator that ``iterate`` makes, without the warnings of starting its workers.
+
+    To look at a loader in a script that is watched, ``iterate`` is ``loader._get_iterator``:
+    ``iter()`` is what is watched.
+    """
+    with warnings.catch_warnings():
+        # Torch warns of more workers than cores, and of a pickling error that it raises next;
+        # Python of forks beside threads.
+        for text in ("This DataLoader will create", "Got pickle error", ".*multi-threaded.*fork"):
+            warnings.filterwarnings("ignore", text)
+        return iterate()
 
 
 def worker_of(dataset: Any, multiprocessing_context: Any = None) -> DataLoader[Any]:
@@ -171,12 +178,7 @@ def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> _Answer:
     """Return the answer of the only worker, which has ended when this returns or raises."""
     iterator: Any = None
     try:
-        with warnings.catch_warnings():
-            # Torch warns of a pickling error that it raises next; Python warns of forks beside
-            # threads.
-            warnings.filterwarnings("ignore", "Got pickle error")
-            warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-            iterator = loader_of_one._get_iterator()  # not iter(): that may be watched
+        iterator = started_quietly(loader_of_one._get_iterator)
         until = time.monotonic() + limit_s
         while True:
             try:

@@ -6,9 +6,9 @@ the worker: a millisecond for a few tensors, which no prefetching hides.
 
 from __future__ import annotations
 
+import pickle
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dataloaders.batches.tree import Batch, map_tensors, nbytes
+from dataloaders.observing import started_quietly
 
 __all__ = ["seconds_of_a_worker"]
 
@@ -59,10 +60,10 @@ def seconds_of_a_worker(
     )
     took = []
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-            began = now()
-            batches = loader._get_iterator()  # not iter(): that may be watched
+        # A batch that cannot be pickled would be waited for until the timeout.
+        pickle.dumps(map_tensors(batch, lambda leaf: torch.empty(0)))
+        began = now()
+        batches = started_quietly(loader._get_iterator)
         next(batches)
         started_s = now() - began
         for _ in range(len(same) - 1):

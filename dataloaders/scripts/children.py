@@ -13,17 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
-__all__ = ["Children", "children_run_by"]
-
-_NOT_THE_PROGRAMS = (
-    "backends.",
-    "concurrent.",
-    "dataloaders.",
-    "multiprocessing.",
-    "torch.utils.data.",
-    "torch._inductor.",
-)
+_NOT_THE_PROGRAMS = ("backends.", "concurrent.", "dataloaders.", "multiprocessing.",
+                     "torch.utils.data.", "torch._inductor.")  # fmt: skip
 
 Run = Callable[..., None]
 """Called in the child with the target, its positional and its keyword arguments."""
@@ -51,16 +44,14 @@ def children_run_by(run: Run) -> Iterator[Children]:
 
     def watched_start(self: Any) -> None:
         target = self._target
-        if target is not None and not _is_a_helper(target):
+        module = f"{getattr(target, '__module__', '')}."
+        if target is not None and not module.startswith(_NOT_THE_PROGRAMS):
             self._target = _Run(run, target)
             children.started.append(self)
         start(self)
 
-    process.start = watched_start
-    try:
+    with mock.patch.object(process, "start", watched_start):
         yield children
-    finally:
-        process.start = start
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,3 @@ class _Run:
 
     def __call__(self, *args: Any, **options: Any) -> None:
         self.run(self.target, args, options)
-
-
-def _is_a_helper(target: object) -> bool:
-    return f"{getattr(target, '__module__', '')}.".startswith(_NOT_THE_PROGRAMS)

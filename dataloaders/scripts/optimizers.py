@@ -16,11 +16,10 @@ import sysconfig
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
-
-__all__ = ["Optimizers"]
 
 _NAMES_ONE = re.compile(rb"optim|Trainer")
 _INSTALLED = tuple(
@@ -35,31 +34,32 @@ class Optimizers:
     def __init__(self) -> None:
         self.steps = 0
         self.thread: threading.Thread | None = None  # of the last one
-        self._made = False
         self._modules: set[str] = set()
+        self._made = False
+        made = torch.optim.Optimizer.__init__
+
+        def __init__(optimizer: Any, *args: Any, **options: Any) -> None:
+            self._made = True
+            made(optimizer, *args, **options)
+
+        self._noting = mock.patch.object(torch.optim.Optimizer, "__init__", __init__)
 
     def __enter__(self) -> Optimizers:
         self._modules = set(sys.modules)
         self._hook = register_optimizer_step_post_hook(self._after_step)
-        self._init = torch.optim.Optimizer.__init__
-
-        def __init__(optimizer: Any, *args: Any, **options: Any) -> None:
-            self._made = True
-            self._init(optimizer, *args, **options)
-
-        torch.optim.Optimizer.__init__ = __init__  # type: ignore[method-assign, assignment]
+        self._noting.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._hook.remove()
-        torch.optim.Optimizer.__init__ = self._init  # type: ignore[method-assign]
+        self._noting.stop()
 
     def expected(self) -> bool:
         """Return whether an optimizer was made, or the program's own source speaks of one."""
         if not self._made:
             # Modules that come later count too, so only a find is kept.
             new = [name for name in list(sys.modules) if name not in self._modules]
-            self._made = any(_names_optimizer(name) for name in ("__main__", *new))
+            self._made = any(map(_names_optimizer, ("__main__", *new)))
         return self._made
 
     def _after_step(self, *_: object) -> None:

@@ -15,13 +15,12 @@ import os
 import statistics
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
 
 from dataloaders.scripts.stopping import StopScript, stop_main
-
-__all__ = ["Ranks", "straggler"]
 
 _KEPT = 1000
 _GRACE_S = 5.0
@@ -31,11 +30,7 @@ _LONGEST_PAUSE_S = 0.05
 
 
 class Ranks:
-    """Talks to the other ranks of the default process group.
-
-    Args:
-        patience_s: how long the others wait for rank 0, in seconds.
-    """
+    """Talks to the other ranks of the default process group, which wait so long for rank 0."""
 
     def __init__(self, patience_s: float) -> None:
         self.rank = dist.get_rank()
@@ -89,20 +84,16 @@ class Ranks:
         Ranks that give nothing in time are missing. Called once, at the end.
         """
         self._gathered = True
-        try:
+        with suppress(RuntimeError, StopScript):  # rank 0 has ended
             self._store.set(f"end/{self.rank}", json.dumps(own))
             if self.rank:
                 self._wait_for("over", _FOR_REPORTS_S)  # a launcher may end all ranks with one
-        except (RuntimeError, StopScript):
-            pass  # rank 0 has ended
         if self.rank:
             return []
         found = [own]
         for rank in range(1, self.size):
-            try:
+            with suppress(StopScript):
                 found.append(json.loads(self._wait_for(f"end/{rank}", _FOR_REPORTS_S)))
-            except StopScript:
-                pass
         self._store.set("over", "1")
         return found
 
@@ -136,10 +127,7 @@ class Ranks:
 def straggler(ranks: list[dict[str, float]], size: int) -> list[str]:
     """Return sentences that name the rank with the slowest input and what it costs the others.
 
-    Args:
-        ranks: of each rank that gave them, "rank" and "wait_s", the mean seconds that it waits
-            for a batch.
-        size: how many ranks there are.
+    Of each rank that gave them: "rank", and "wait_s", the mean seconds that it waits for a batch.
     """
     if len(ranks) < 2:
         return []

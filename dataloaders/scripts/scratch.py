@@ -25,14 +25,13 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-
-__all__ = ["Scratch", "quiet_trackers"]
 
 _CHECKPOINTS = (".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".tar")
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
@@ -42,10 +41,8 @@ _EVENTS = "events.out.tfevents"
 class Scratch:
     """Diverts what this process writes over files that were there before, while entered.
 
-    Args:
-        training: whether the program trains already. A new checkpoint is moved to the scratch
-            folder if it was written after that: before it, files are the dataset's.
-        but_in: a folder where anything may be written, such as this package's own.
+    A new checkpoint is moved to the scratch folder if it was written once the program was
+    ``training``: before, files are the dataset's. Anything may be written in ``but_in``.
     """
 
     def __init__(self, training: Callable[[], bool], but_in: Path | None = None) -> None:
@@ -67,24 +64,31 @@ class Scratch:
         self._real_open = builtins.open
         self._real_unlink = os.unlink
         self._real_rename = os.replace
-        for owner in (builtins, io):
-            self._replace(owner, "open", self._open)
-        for name in ("remove", "unlink"):
-            self._replace(os, name, self._remove)
-        for name in ("rename", "replace"):
-            self._replace(os, name, self._move)
+        self._real_mkdir, self._real_rmtree = os.mkdir, shutil.rmtree
+        for owner, name, ours in (
+            (builtins, "open", self._open),
+            (io, "open", self._open),
+            (os, "remove", self._remove),
+            (os, "unlink", self._remove),
+            (os, "rename", self._move),
+            (os, "replace", self._move),
+            (os, "mkdir", self._mkdir),
+            (shutil, "rmtree", self._rmtree),
+            (torch, "save", self._at(torch.save, 1, "f", self._writes)),
+            (torch, "load", self._at(torch.load, 0, "f", self._reads)),
+        ):
+            self._replace(owner, name, ours)
         accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10 binds them there
         if accessor is not None:
-            for name in ("open", "unlink", "rename", "replace"):
-                ours: Any = self._open if name == "open" else getattr(os, name)
+            for name, ours in (
+                ("open", self._open),
+                ("unlink", self._remove),
+                ("rename", self._move),
+                ("replace", self._move),
+            ):
                 self._replace(accessor, name, staticmethod(ours))
-        self._real_mkdir, self._real_rmtree = os.mkdir, shutil.rmtree
-        self._replace(os, "mkdir", self._mkdir)
-        self._replace(shutil, "rmtree", self._rmtree)
-        self._replace(torch, "save", self._at(torch.save, 1, "f", self._writes))
-        self._replace(torch, "load", self._at(torch.load, 0, "f", self._reads))
         if importlib.util.find_spec("safetensors") is not None:
-            module = importlib.import_module("safetensors.torch")
+            module: Any = importlib.import_module("safetensors.torch")
             save, load = module.save_file, module.load_file
             self._replace(module, "save_file", self._at(save, 1, "filename", self._writes))
             self._replace(module, "load_file", self._at(load, 0, "filename", self._reads))
@@ -241,26 +245,23 @@ class Scratch:
     # How they are called here
 
     def _replace(self, owner: Any, name: str, function: Any) -> None:
-        self._undo.callback(setattr, owner, name, owner.__dict__[name])
-        setattr(owner, name, function)
+        self._undo.enter_context(mock.patch.object(owner, name, function))
 
     def _at(self, function: Any, position: int, name: str, where: Callable[[Any], Any]) -> Any:
         """Return ``function`` with its path argument sent through ``where``."""
 
         @functools.wraps(function)
         def sent(*args: Any, **options: Any) -> Any:
-            given = list(args)
-            if len(given) > position:
-                given[position] = where(given[position])
-            elif name in options:
+            if name in options:
                 options[name] = where(options[name])
-            return function(*given, **options)
+            args = (*args[:position], *map(where, args[position : position + 1]),
+                    *args[position + 1 :])  # fmt: skip
+            return function(*args, **options)
 
         return sent
 
 
-@contextmanager
-def quiet_trackers(folder: Path) -> Iterator[None]:
+def quiet_trackers(folder: Path) -> AbstractContextManager[Any]:
     """Inside: W&B is off, MLflow and TensorBoard write to ``folder``, DATALOADERS_CHECK is 1."""
     wanted = {
         "DATALOADERS_CHECK": "1",
@@ -268,16 +269,7 @@ def quiet_trackers(folder: Path) -> Iterator[None]:
         "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
         "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    return mock.patch.dict(os.environ, wanted)
 
 
 def _absolute(path: Any) -> str:

@@ -7,13 +7,12 @@ Watchdog            stops the main thread once the loop has asked for nothing fo
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-__all__ = ["SIGNAL", "StopScript", "Watchdog", "stop_main", "stoppable"]
 
 # Ignored by default, so that one that arrives too late does nothing; few programs handle it.
 SIGNAL = signal.SIGURG
@@ -77,22 +76,23 @@ def _raise(*_: object) -> None:
 
 
 class Watchdog:
-    """Calls ``bite`` once nobody has called `pat` for ``patience_s`` seconds.
+    """Calls ``bite`` in a thread once nobody has called `pat` for ``patience_s`` seconds.
 
-    Args:
-        patience_s: how long, in seconds; ten times as long before the third `pat`, since first
-            steps may compile.
-        bite: called in a thread of its own, once.
+    Ten times as many before the third `pat`, since first steps may compile.
     """
 
     def __init__(self, patience_s: float, bite: Callable[[], None]) -> None:
         self._patience_s = patience_s
         self._bite = bite
         self._pats = 0
-        self._last = time.monotonic()
+        self._last = 0.0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dataloaders-watch", daemon=True)
-        self._thread.start()
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._last = time.monotonic()
+        if self._patience_s < math.inf:
+            threading.Thread(target=self._run, name="dataloaders-watch", daemon=True).start()
 
     def pat(self) -> None:
         """Note that the loop asked for a batch, or got one."""

@@ -20,8 +20,6 @@ from dataloaders.batches.tree import Batch
 from dataloaders.loader import DataLoader, wrap
 from dataloaders.specification import view_of
 
-__all__ = ["BackendSwitch"]
-
 _TorchLoader = torch.utils.data.DataLoader
 Loader: TypeAlias = "torch.utils.data.DataLoader[Any]"
 
@@ -35,13 +33,10 @@ class BackendSwitch:
 
     A loader that the backend cannot serve stays with torch, with one warning that says why. So
     does a loader whose class makes its iterators in a way of its own (``_get_iterator``).
-
-    Args:
-        explain: write each loader's plan to stderr when it is first iterated.
     """
 
     def __init__(self, *, explain: bool = False) -> None:
-        self._explain = explain
+        self._explain = explain  # each loader's plan, to stderr, when it is first iterated
         # Ends the session of a loader that is gone: its workers go with it.
         self._wrapped: weakref.WeakKeyDictionary[Loader, DataLoader[Any] | None] = (
             weakref.WeakKeyDictionary()

@@ -15,6 +15,7 @@ was given.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 import weakref
@@ -29,8 +30,6 @@ from dataloaders.scripts.loops import Loader, Original, passing, replaced_iter
 from dataloaders.scripts.optimizers import Optimizers
 from dataloaders.scripts.stopping import StopScript, Watchdog, stop_main
 from dataloaders.specification import batches_in
-
-__all__ = ["SHORTEST", "Measure", "Seen", "Takeover"]
 
 SHORTEST = 4
 """Batches that an epoch must have for its loader to be taken over unasked."""
@@ -63,12 +62,9 @@ class Takeover:
         measure: see `Measure`.
         number: take the loader of this number, whatever it is; None takes the one that trains.
         may_take: asked once, when a loader is about to be taken; no: another process has one.
-        waited: called with a loader's description and the seconds for which the measured loop
-            waited for a batch of that other loader.
-        passed_over: called with a sentence while a loop is not taken because no optimizer has
-            stepped in it yet.
-        patience_s: end the program once the loop that was taken has asked for nothing for so many
-            seconds; None waits for ever.
+        waited: called with another loader's description and the seconds of waiting for its batch.
+        passed_over: called with a sentence while no optimizer has stepped in a loop yet.
+        patience_s: end the program once the loop that was taken has asked for nothing so long.
     """
 
     def __init__(
@@ -79,7 +75,7 @@ class Takeover:
         may_take: Callable[[], bool] = lambda: True,
         waited: Callable[[str, float], None] = lambda name, seconds: None,
         passed_over: Callable[[str], None] = lambda sentence: None,
-        patience_s: float | None = None,
+        patience_s: float = math.inf,
     ) -> None:
         self.seen: list[Seen] = []  # every loader iterated so far, in order
         self.taken: Seen | None = None  # the one handed to measure
@@ -93,15 +89,13 @@ class Takeover:
         self._may_take = may_take
         self._waited = waited
         self._passed_over = passed_over
-        self._patience_s = patience_s
-        self._watchdog: Watchdog | None = None
+        self._watchdog = Watchdog(patience_s, self._stop_stalled)
         self._loaders: weakref.WeakKeyDictionary[Loader, Seen] = weakref.WeakKeyDictionary()
-        self._watching: weakref.WeakSet[Loop] = weakref.WeakSet()
         self._stream: Iterable[Batch] = ()
         self._running: Iterator[Batch] = iter(())
         self._measured: weakref.ref[Loop] | None = None
         self._beside_since: int | None = None
-        self._patches = replaced_iter(self._iterate, self._iterate_outermost)
+        self._patches = replaced_iter(self._iterate)
 
     def __enter__(self) -> Takeover:
         self.optimizers.__enter__()
@@ -109,8 +103,7 @@ class Takeover:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._watchdog is not None:
-            self._watchdog.end()
+        self._watchdog.end()
         self._patches.__exit__(None, None, None)
         self.optimizers.__exit__()
 
@@ -163,7 +156,7 @@ class Takeover:
             return False
         if not self._may_take():
             loop.seen.why_not = "another process of the script is measured"
-            loop.stand_aside()
+            loop.watched = False
             return False
         return True
 
@@ -174,8 +167,7 @@ class Takeover:
         self.taken = loop.seen
         loop.seen.why_not = None
         self._stream = self._measure(loop.loader, functools.partial(original, loop.loader))
-        if self._patience_s is not None:
-            self._watchdog = Watchdog(self._patience_s, self._stop_stalled)
+        self._watchdog.start()
 
     def next_measured(self, loop: Loop) -> Batch:
         """Return the measurement's next batch; of several loops over its loader any may ask.
@@ -187,7 +179,7 @@ class Takeover:
             self._measured = weakref.ref(loop)
             self._running = iter(self._stream)
         self.thread = threading.current_thread()
-        self._pat()
+        self._watchdog.pat()
         try:
             batch = next(self._running)
         except StopIteration:
@@ -195,7 +187,7 @@ class Takeover:
                 stop_main()
             raise StopScript("measured enough") from None
         finally:
-            self._pat()
+            self._watchdog.pat()
         self.steps += 1
         if loop.seen.length is not None:
             self.beyond = max(self.beyond, loop.given + 1 - loop.seen.length)
@@ -213,15 +205,7 @@ class Takeover:
         batches: Iterator[Batch] | None = None
         if seen is not self.taken or self._in_mid_epoch():
             batches = original(loader)
-        loop = Loop(self, seen, loader, original, batches)
-        self._watching.add(loop)
-        return loop
-
-    def _iterate_outermost(self, loader: Loader, original: Original) -> Iterator[Batch]:
-        for loop in list(self._watching):
-            if loop.loader is loader:
-                loop.stand_aside()  # the one inside, which a thread iterates
-        return self._iterate(loader, original)
+        return Loop(self, seen, loader, original, batches)
 
     def _in_mid_epoch(self) -> bool:
         """Return whether the measured loop goes on: then another ``iter()`` is a look at the data.
@@ -234,17 +218,18 @@ class Takeover:
     def _measured_loop(self) -> Loop | None:
         return None if self._measured is None else self._measured()
 
-    def _pat(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.pat()
-
     def _stop_stalled(self) -> None:
         self.stalled = True
         stop_main()
 
     def _find(self, loader: Loader) -> Seen:
         if loader not in self._loaders:
-            self.seen.append(Seen(len(self.seen) + 1, _describe(loader), batches_in(loader)))
+            length = batches_in(loader)
+            batches = "no length" if length is None else f"{length} batches"
+            size = "" if loader.batch_size is None else f" of {loader.batch_size}"
+            text = f"{type(loader).__name__} of {type(loader.dataset).__name__}, {batches}{size}, "
+            text += f"num_workers={loader.num_workers}"
+            self.seen.append(Seen(len(self.seen) + 1, text, length))
             self._loaders[loader] = self.seen[-1]
         return self._loaders[loader]
 
@@ -269,15 +254,17 @@ class Loop:
         self._takeover = takeover
         self._original = original
         self._batches = batches  # None: the measurement's
-        self._watched = batches is not None
+        self.watched = batches is not None  # whether it may still be the one
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
         takeover = self._takeover
-        if self._watched and self.given and takeover.is_the_one(self):
-            self._become_measured()
+        if self.watched and self.given and takeover.is_the_one(self):
+            # The measurement begins an epoch of its own, after this one's workers have ended.
+            self._batches, self.watched = None, False
+            takeover.take(self, self._original)
         self.steps_before = takeover.optimizers.steps
         self.asked_at = time.monotonic()
         with passing():  # loaders that a dataset iterates are its own business
@@ -297,30 +284,13 @@ class Loop:
             raise AttributeError(name)
         return getattr(self._batches, name)
 
-    def stand_aside(self) -> None:
-        """Give the loader's own batches from now on, whatever happens."""
-        self._watched = False
-
     def _next_own(self) -> Batch:
         assert self._batches is not None
         takeover = self._takeover
         if not self.given:
             self.trains = torch.is_grad_enabled()
-            self._watched = self._watched and takeover.may_be_the_one(self)
+            self.watched = self.watched and takeover.may_be_the_one(self)
         batch = next(self._batches)
         if takeover.taken not in (None, self.seen) and self.trains:
             takeover.waited_for(self, time.monotonic() - self.asked_at)
         return batch
-
-    def _become_measured(self) -> None:
-        # The measurement begins an epoch of its own, after this one's workers have ended.
-        self._batches, self._watched = None, False
-        self._takeover.take(self, self._original)
-
-
-def _describe(loader: Loader) -> str:
-    length = batches_in(loader)
-    batches = "no length" if length is None else f"{length} batches"
-    size = "" if loader.batch_size is None else f" of {loader.batch_size}"
-    workers = f"num_workers={loader.num_workers}"
-    return f"{type(loader).__name__} of {type(loader.dataset).__name__}, {batches}{size}, {workers}"

@@ -25,8 +25,6 @@ from typing import Literal
 from dataloaders.errors import DataLoadersError
 from dataloaders.scripts.stopping import StopScript, stoppable
 
-__all__ = ["Outcome", "ScriptError", "Target", "hidden_by"]
-
 Ending = Literal["finished", "exited", "raised", "interrupted", "stopped"]
 
 
@@ -44,15 +42,12 @@ class Outcome:
 
     def show_error(self) -> None:
         """Write the program's own failure to stderr, as ``python`` would have done."""
-        if self.error is None or self.ending not in ("raised", "interrupted", "exited"):
-            return
-        if self.ending == "exited":
-            code = self.error.code if isinstance(self.error, SystemExit) else None
-            if code is not None and not isinstance(code, int):
-                print(code, file=sys.stderr)
-            return
-        sys.stdout.flush()
-        sys.excepthook(type(self.error), self.error, self.error.__traceback__)
+        if isinstance(self.error, SystemExit):
+            if self.error.code is not None and not isinstance(self.error.code, int):
+                print(self.error.code, file=sys.stderr)
+        elif self.error is not None:
+            sys.stdout.flush()
+            sys.excepthook(type(self.error), self.error, self.error.__traceback__)
 
 
 @dataclass(frozen=True)
@@ -88,33 +83,29 @@ class Target:
         if not getattr(sys.flags, "safe_path", False):  # python -P puts no folder there
             sys.path[0] = str(self.folder)
         sys.argv = [self.name, *args]
+        code, facts = self._load_file() if self.kind == "file" else self._load_module()
         main = ModuleType("__main__")
-        code = self._load_file(main) if self.kind == "file" else self._load_module(main)
+        main.__dict__.update(facts, __builtins__=__builtins__)
         # The old module stays referenced: dropping it would clear the globals of its functions.
         _replaced_mains.append(sys.modules["__main__"])
         sys.modules["__main__"] = main
         return _execute(code, main)
 
-    def _load_file(self, main: ModuleType) -> CodeType:
+    def _load_file(self) -> tuple[CodeType, dict[str, object]]:
         self.refuse_missing()
-        path = Path(self.name).resolve()
-        with io.open_code(str(path)) as file:
+        path = str(Path(self.name).resolve())
+        with io.open_code(path) as file:
             source = file.read()
-        main.__dict__.update(
-            __file__=str(path),
-            __builtins__=__builtins__,
-            __cached__=None,
-            __package__=None,
-            # No spec: multiprocessing then tells spawned workers to run the file by its path.
-            __spec__=None,
-            __loader__=importlib.machinery.SourceFileLoader("__main__", str(path)),
-        )
         try:
-            return compile(source, str(path), "exec", dont_inherit=True)
+            code = compile(source, path, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             raise ScriptError(f"{self.name!r} does not compile: {error}") from error
+        loader = importlib.machinery.SourceFileLoader("__main__", path)
+        # No spec: multiprocessing then tells spawned workers to run the file by its path.
+        none = dict.fromkeys(("__cached__", "__package__", "__spec__"))
+        return code, {**none, "__file__": path, "__loader__": loader}
 
-    def _load_module(self, main: ModuleType) -> CodeType:
+    def _load_module(self) -> tuple[CodeType, dict[str, object]]:
         name = self.name
         try:
             spec = importlib.util.find_spec(name)
@@ -131,17 +122,14 @@ class Target:
                 f"-m {self.name}: no module {name!r} on the import path, which starts with "
                 f"{sys.path[0]!r}; run this from the folder that holds the package"
             )
-        main.__dict__.update(
-            __file__=spec.origin,
-            __builtins__=__builtins__,
-            __cached__=spec.cached,
-            __package__=spec.parent,
-            __spec__=spec,
-            __loader__=spec.loader,
-        )
         sys.argv[0] = spec.origin or self.name
-        loaded: CodeType = code
-        return loaded
+        return code, {
+            "__file__": spec.origin,
+            "__cached__": spec.cached,
+            "__package__": spec.parent,
+            "__spec__": spec,
+            "__loader__": spec.loader,
+        }
 
 
 def hidden_by(folder: Path, package: str) -> Path | None:
@@ -177,7 +165,7 @@ def _execute(code: CodeType, main: ModuleType) -> Outcome:
         if isinstance(error.__context__, KeyboardInterrupt):
             # Lightning catches Ctrl-C, tears down and calls sys.exit().
             return Outcome("interrupted", 130, None)
-        given = 0 if error.code is None else error.code
+        given = error.code or 0
         return Outcome("exited", given if isinstance(given, int) else 1, error)
     except BaseException as error:
         return Outcome("raised", 1, _from_script(error))

@@ -1,8 +1,8 @@
 """Workers, prefetching and pinning, by a few measured trials.
 
-one process ──> the step ──> workers ──> prefetch factor ──> threads of a step ──> pinning
-                             doubled     if batches          that computes on      with CUDA
-                             while it    differ in           the workers' cores
+one process ──> the step ──> workers ──> prefetch factor ──> pinning
+                             doubled     if batches          with CUDA
+                             while it    differ in
                              pays        time
 
 Of a backend that makes the batches itself (dali): its own numbers in place of the workers. Or a few
@@ -30,7 +30,7 @@ __all__ = ["Progress", "Settings", "Trial", "Tuning", "tune"]
 
 
 def __getattr__(name: str) -> Any:
-    # A loader asks what was learned: it must not load psutil for that.
+    # A loader asks what was learned, and tuning imports the loader.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "tuner" if name == "tune" else "result"

@@ -27,11 +27,6 @@ from dataloaders.errors import CapacityWarning
 from dataloaders.machine import resources
 from dataloaders.tuning import learned
 
-__all__ = [
-    *("backend_for", "entry_of", "in_memory", "memory_cap", "most_workers", "options_of"),
-    *("resolve", "shm_cap"),
-]
-
 # Beyond this many, whether more workers help depends on the dataset: that is for tune() to find.
 _MOST_BY_RULE = 16
 # tune() tries no more, since workers that wait for files or a network can be more than cores.

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,8 +26,6 @@ from dataloaders.errors import OptionError
 from dataloaders.machine import resources
 from dataloaders.machine.facts import gpu_name
 from dataloaders.observing import held
-
-__all__ = ["Key", "Learned", "cache_folder", "key_of", "recall", "remember"]
 
 _VERSION = 1
 _LARGEST_FILE = 64 * 1024
@@ -68,16 +65,12 @@ class Learned:
     @property
     def possible(self) -> bool:
         """Whether the values are of the right types and torch takes them together."""
-        if self.num_workers == 0 and self.prefetch_factor is not None:
-            return False
         counts = [self.num_workers, self.batch_bytes, *(self.options or {}).values()]
-        if self.memory_per_worker is not None:
-            counts.append(self.memory_per_worker)
-        if self.num_workers:
-            counts.append(-1 if not self.prefetch_factor else self.prefetch_factor)
-        numbers = (self.samples_per_second, self.gain)
+        counts += [] if self.memory_per_worker is None else [self.memory_per_worker]
+        depth, numbers = self.prefetch_factor, (self.samples_per_second, self.gain)
         return (
             all(type(count) is int and count >= 0 for count in counts)
+            and (type(depth) is int and depth > 0 if self.num_workers else depth is None)
             and all(isinstance(number, (int, float)) for number in numbers)
             and isinstance(self.pin_memory, bool)
         )
@@ -148,16 +141,11 @@ def remember(key: Key, learned: Learned) -> Path | None:
     entry = {"version": _VERSION, "key": key._asdict(), "learned": asdict(learned)}
     try:
         path = _file_of(key)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
-    except (OSError, OptionError):
-        return None
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(entry, indent=1, default=str) + "\n")
+        temporary.write_text(json.dumps(entry, indent=1, default=str) + "\n")
         os.replace(temporary, path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
+    except (OSError, OptionError):
         return None
     return path
 
@@ -176,26 +164,19 @@ def _machine() -> str:
 
 def _describe_dataset(dataset: Any, depth: int = 0) -> str:
     parts = [_class_name(dataset), f"length {_quietly(lambda: len(dataset))}"]
-
-    def of(name: str) -> Any:
-        return _quietly(lambda: held(dataset, name))
-
+    names = (*_TRANSFORM_NAMES, *_PATH_NAMES, "dataset", "datasets")
+    found = {name: _quietly(partial(held, dataset, name)) for name in names}
     for name in _TRANSFORM_NAMES:
-        transform = of(name)
-        if transform is not None:
+        if (transform := found[name]) is not None:
             text = _quietly(partial(repr, transform)) or _class_name(transform)
             parts.append(f"{name} {_ADDRESS.sub('0x', text)[:_LONGEST_REPR]}")
     for name in _PATH_NAMES:
-        path = of(name)
-        if isinstance(path, (str, os.PathLike)):
+        if isinstance(path := found[name], (str, os.PathLike)):
             parts.append(f"{name} {_hash_of(path)}")
-    if depth < _DEEPEST_NESTING:
-        inner, several = of("dataset"), of("datasets")
-        if inner is not None and inner is not dataset:
-            parts.append(f"of ({_describe_dataset(inner, depth + 1)})")
-        if isinstance(several, (list, tuple)):
-            described = (_describe_dataset(one, depth + 1) for one in several[:8])
-            parts.append(f"of ({'; '.join(described)})")
+    several = found["datasets"] if isinstance(found["datasets"], (list, tuple)) else ()
+    inner = [one for one in (found["dataset"], *several[:8]) if one is not None]
+    if inner and depth < _DEEPEST_NESTING:
+        parts.append(f"of ({'; '.join(_describe_dataset(one, depth + 1) for one in inner)})")
     return ", ".join(parts)
 
 

@@ -10,11 +10,14 @@ from typing import TypeVar
 import torch.utils.data
 
 from dataloaders.measuring.intervals import Interval
+from dataloaders.measuring.table import table
 from dataloaders.tuning.variant import Settings, with_settings
 
 __all__ = ["Progress", "Settings", "Trial", "Tuning"]
 
 L = TypeVar("L", bound="torch.utils.data.DataLoader[object]")
+
+_WIDTH = 160
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,7 @@ class Tuning:
         needed_samples_per_second: what the step takes when batches cost nothing; None if unknown.
         seconds, batch_bytes: what tuning took; the tensors of one batch.
         notes: further facts worth knowing, a sentence each.
-        remembered: the file through which ``"auto"`` will find the choice (the best with the step's
-            threads as they are, if the choice has ``step_threads``); None if not kept.
+        remembered: the file through which ``"auto"`` will find the choice; None if not kept.
     """
 
     choice: Settings
@@ -70,8 +72,7 @@ class Tuning:
         """Return a loader of ``loader``'s class that loads the same with the chosen settings.
 
         Dataset, samplers, generator and collation are shared with ``loader``, which stays as it
-        is. So do torch's threads: ``choice.step_threads`` is left to the caller. Without workers,
-        arguments that need them (``timeout``, ``persistent_workers``,
+        is. Without workers, arguments that need them (``timeout``, ``persistent_workers``,
         ``multiprocessing_context``) go back to torch's defaults.
         """
         return with_settings(loader, self.choice)
@@ -86,16 +87,11 @@ class Tuning:
         return text
 
     def __str__(self) -> str:
-        names = list(dict.fromkeys(name for one in self.trials for name in _numbers(one.settings)))
-        heads = ("samples/s", "start", "CPU", "MiB each", "")
-        rows = [("workers", "prefetch", "pinned", *names, *heads)]
-        rows += [_row(trial, names, self.choice) for trial in self.trials]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for *cells, why in rows:
-            aligned = (cell.rjust(width) for cell, width in zip(cells, widths, strict=False))
-            lines.append(f"{'  '.join(aligned)}  {why}".rstrip())
-        lines += ["", f"use {self.choice}: {self.reason}"]
+        names = list(dict.fromkeys(name for one in self.trials for name in one.settings.numbers))
+        heads = ["workers", "prefetch", "pinned", *names, "samples/s", "start", "CPU", "MiB each"]
+        rows = [_row(trial, names, self.choice) for trial in self.trials]
+        text = table([*heads, ""], rows, right=heads, width=_WIDTH)
+        lines = [text, "", f"use {self.choice}: {self.reason}"]
         if self.choice != self.given and not self.worth_it:
             known = "was not measured" if self.worth_it is None else "is not 3 % slower"
             lines.append(f"the loader as it is ({self.given}) {known}")
@@ -123,20 +119,14 @@ def _plain(value: object) -> object:
     return asdict(value) if isinstance(value, Interval) else str(value)
 
 
-def _numbers(settings: Settings) -> dict[str, int]:
-    threads = settings.step_threads
-    return settings.numbers | ({} if threads is None else {"step's threads": threads})
-
-
 def _row(trial: Trial, names: list[str], choice: Settings) -> tuple[str, ...]:
     settings, rate, memory = trial.settings, trial.samples_per_second, trial.memory_per_worker
-    numbers = _numbers(settings)
     spread = "" if rate is None else f" ± {100 * rate.half_width / rate.estimate:.0f} %"
     return (
         str(settings.num_workers),
         "" if settings.prefetch_factor is None else str(settings.prefetch_factor),
         "yes" if settings.pin_memory else "",
-        *(str(numbers.get(name, "")) for name in names),
+        *(str(settings.numbers.get(name, "")) for name in names),
         "-" if rate is None else f"{rate.estimate:,.0f}{spread}",
         f"{trial.startup_s:.2f} s",
         "" if trial.cpu_share is None else f"{100 * trial.cpu_share:.0f} %",

@@ -3,8 +3,8 @@
     workers   2   4   8   16      twice as many while that is 3 % faster
               4   8   4   8       in turns, where single trials cannot tell two apart
 
-In the same way then, beside the best so far: the prefetch factor where batches differ in time,
-workers with fewer threads for the step, the backend's own numbers; last, pinning both ways.
+In the same way then, beside the best so far: the prefetch factor where batches differ in time, the
+backend's own numbers; last, pinning both ways.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from typing import Any, TypeAlias
 from dataloaders.batches.tree import Batch
 from dataloaders.tuning.result import Trial
 from dataloaders.tuning.variant import Settings
-
-__all__ = ["DEFAULT_PREFETCH", "WORTH", "Make", "Search", "Spent"]
 
 WORTH = 0.03
 """The smallest relative gain that is worth a larger setting."""
@@ -56,13 +54,10 @@ class Search:
     needed: float = math.inf  # samples per second from which faster loading is of no use
     most: int = 0  # workers; whoever makes the trials lowers it when one does not fit
     fewest: int = 2  # workers worth a trial: 2 without a step, beside which one could work
-    cores: int = 1
     variation: float = 0.0  # deviation of the time of a batch over its mean
     shm_cap: Callable[[int], int | None] = lambda prefetch: None  # workers for a prefetch factor
     options: Mapping[str, Sequence[int]] = field(default_factory=dict)  # of the backend
     pinning: bool = False  # whether there is a device to which pinned batches may be copied faster
-    step_threads: int = 1  # that compute the step on the CPU; 1 where that takes next to nothing
-    worker_cores: float = 1.0  # CPU seconds per second of a worker that does not wait
     ways: Sequence[Settings] = ()  # to compare, in the order of preference; the first is `given`
     trials: list[Trial] = field(default_factory=list)
     _rates: dict[Settings, list[float]] = field(default_factory=dict)
@@ -78,15 +73,9 @@ class Search:
         return self._choose(self.rates)
 
     @property
-    def choice_for_auto(self) -> Settings:
-        """The same of those that leave the step's threads as they are."""
-        rates = self.rates.items()
-        return self._choose({one: rate for one, rate in rates if one.step_threads is None})
-
-    @property
     def limited(self) -> bool:
         """Whether more workers than there is room for may be faster."""
-        choice = self.choice_for_auto
+        choice = self.choice
         no_room = self.most < self.fewest or choice.num_workers >= self.most
         return no_room and not self._is_enough(choice)
 
@@ -121,55 +110,30 @@ class Search:
             if self.given.num_workers:
                 yield from self._try(self.given, "the loader as it is")
             if self.fewest <= self.most:
-                yield from self._climb(self.fewest, self._counts, self._at)
+                yield from self._climb(
+                    self.fewest, lambda: range(self.fewest, self.most + 1), self._at
+                )
             # Where cores are busy, no worker waits for room in its queue.
             choice = self.choice
             if self.variation > _UNEVEN and choice.num_workers and not self._is_enough(choice):
                 yield from self._climb(
                     choice.prefetch_factor or 0,
-                    partial(self._queues, choice.num_workers),
+                    lambda: self._queues(choice.num_workers),
                     lambda depth: replace(choice, prefetch_factor=depth),
                     " batches ahead",
                 )
-            yield from self._leave_cores()
         if self.options and not self._rates:
             # In this process a trial of its options would open the dataset.
             yield from self._try(self._at(1), "the backend's options are tried with a worker")
-        for name, values in self.options.items():
-            if self._rates:
-                yield from self._climb(
-                    values[0],
-                    partial(list, values),
-                    partial(_with_option, self.choice, name),
-                    f" {name}",
-                )
+        for name, values in self.options.items() if self._rates else ():
+            at = partial(_with_option, self.choice, name)
+            yield from self._climb(values[0], partial(list, values), at, f" {name}")
         choice = self.choice
         if self.pinning and 0 < choice.num_workers <= self.most:
             # Without workers pinning is a copy more in the loop itself.
             other = replace(choice, pin_memory=not choice.pin_memory)
             yield from self._try(other, "not pinned" if choice.pin_memory else "pinned")
             yield from self._settle()
-
-    def _leave_cores(self) -> Making:
-        """Try fewer threads for the step.
-
-        The threads of one computation wait for each other, and spin meanwhile: one of them whose
-        core a worker has taken keeps all of them waiting.
-        """
-        best = self.choice
-        if self.step_threads == 1 or self.meets(best) or not self.most:
-            return
-        count = best.num_workers or min(self.most, self.cores)
-        left = self.cores - math.ceil(count * self.worker_cores)
-        fewer = max(1, min(self.step_threads - 1, left))
-        base = best if best.num_workers else self._at(count)
-
-        def at(workers: int) -> Settings:
-            return replace(base, num_workers=workers, step_threads=fewer)
-
-        why = "fewer threads for the step leave cores to the workers"
-        if (yield from self._try(at(count), why)) and self.rates[at(count)] >= self.rates[best]:
-            yield from self._climb(count, self._counts, at)
 
     def _climb(
         self,
@@ -247,7 +211,8 @@ class Search:
     def _order(self, settings: Settings) -> tuple[int, ...]:
         if self.ways:
             return (self.ways.index(settings),)
-        return (settings.pin_memory != self.given.pin_memory, *settings.size)
+        size = settings.num_workers, settings.prefetch_factor or 0, *settings.numbers.values()
+        return (settings.pin_memory != self.given.pin_memory, *size)
 
     def _enough(self, rates: Mapping[Settings, float]) -> float:
         """Return the rate that suffices: what is needed, or within 3 % of the best."""
@@ -261,9 +226,6 @@ class Search:
     def _at(self, workers: int) -> Settings:
         depth = DEFAULT_PREFETCH if DEFAULT_PREFETCH in self._queues(workers) else 1
         return Settings(workers, depth, self.alone.pin_memory, self.alone.backend)
-
-    def _counts(self) -> Sequence[int]:
-        return range(self.fewest, self.most + 1)
 
     def _queues(self, workers: int) -> Sequence[int]:
         """Return the prefetch factors with which so many workers fit into shared memory."""

@@ -14,35 +14,22 @@ import math
 import multiprocessing
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import psutil
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in, to_device
 from dataloaders.errors import CheckError
 from dataloaders.machine import resources
-from dataloaders.measuring.clocks import Clock, HostTime, clock_of
+from dataloaders.measuring.clocks import Clock, clock_of, cpu_seconds
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, interval_of, ratio_draws
-
-__all__ = [
-    "Loading",
-    "Seen",
-    "Step",
-    "StepCost",
-    "Steps",
-    "device_in_use",
-    "driven",
-    "observe",
-    "observe_step",
-]
+from dataloaders.observing import started_quietly
 
 T = TypeVar("T")
 
@@ -99,26 +86,12 @@ class StepCost:
     """What a step takes for a batch."""
 
     seconds: Interval  # of the clock
-    cores: float  # CPU seconds per second of all threads, and of waiting for a core
+    cores: float  # CPU seconds per second of all threads
     on_thread: float = 1.0  # the part of ``seconds`` until the step returns, before a device ends
 
     def samples_per_second(self, batch: float) -> Interval:
         """Return the rate of batches of so many samples."""
         return _rate(batch, self.seconds)
-
-
-def device_in_use() -> bool:
-    """Return whether this process has initialised the accelerator that torch was built for.
-
-    Asking must not do so: a process that has brought CUDA up cannot fork workers that use it.
-    """
-    device = torch.accelerator.current_accelerator()
-    if device is None:
-        return False
-    initialised = getattr(torch.get_device_module(device), "is_initialized", None)
-    if initialised is None:  # MPS: it needs no initialisation, and bears being asked
-        return torch.accelerator.is_available()
-    return bool(initialised())
 
 
 def driven(steps: Steps[T], step: Step) -> T:
@@ -153,7 +126,7 @@ class Loading:
         torch_worker._worker_info = None  # a loop without workers collates in memory of its own
         try:
             return driven(self.steps(), lambda batch: None)
-        except CheckError as error:
+        except CheckError as error:  # raised, it would have torch's text around its own
             return error
 
     def steps(self) -> Steps[Seen]:
@@ -197,12 +170,13 @@ def observe(
             batch, warmed = take(), warmed + 1
             if stepping:
                 yield batch
-        clock, processes = clock or _clock(), [psutil.Process(one.pid) for one in workers()]
+        clock, processes = clock or _clock(), [one.pid for one in workers()]
         marks: list[tuple[Any, Any, int]] = []
         # A batch that takes longer than a whole trial is not measured more often than needed.
         slow = [(startup_s, 1)] if count == 0 and not stepping and startup_s > seconds else []
         waits: list[float] = []
-        samples, cpu, start = 0, _cpu_seconds(processes), time.perf_counter()
+        samples, start = 0, time.perf_counter()
+        cpu = time.process_time() + cpu_seconds(processes)
         while len(marks) + len(slow) < 2 or time.perf_counter() - start < seconds:
             taken, begin, began = 0, clock.mark(), time.perf_counter()
             # Workers that started together may go on delivering together: a block has turns of all.
@@ -218,7 +192,7 @@ def observe(
             batch_bytes = max(batch_bytes, nbytes(batch))
             if keep and len(held) < min(_HELD_BATCHES, _HELD_BYTES // max(1, batch_bytes)):
                 held.append(_copy(batch))  # between blocks, where the copy costs no measured time
-        cpu = _cpu_seconds(processes) - cpu
+        cpu = time.process_time() + cpu_seconds(processes) - cpu
         clock.wait()
         blocks = [(clock.seconds(begin, end), taken) for begin, end, taken in marks]
         mean_wait = statistics.fmean(waits)
@@ -241,13 +215,13 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
         batches = [_copy(held[(turn + number) % len(held)]) for number in range(copies)]
         turn += copies
         now = clock or _clock()  # the first step may bring a device up
-        cpu, began, begin = _cpu_demand(), time.perf_counter(), now.mark()
+        cpu, began, begin = time.process_time(), time.perf_counter(), now.mark()
         yield from batches
         returned, end = time.perf_counter() - began, now.mark()
         now.wait()
         took = max(now.seconds(begin, end), 1e-9)
         blocks.append((took, copies))
-        shares.append(((_cpu_demand() - cpu) / took, min(1.0, returned / took)))
+        shares.append(((time.process_time() - cpu) / took, min(1.0, returned / took)))
         if len(blocks) <= _SLOW_BLOCKS:
             copies = max(1, min(most, math.ceil(_STEP_BLOCK_S * copies / took)))
             until = time.perf_counter() + seconds
@@ -264,12 +238,7 @@ def _opened(
     made: list[Any] = []
 
     def iterate() -> Iterator[Batch]:
-        with warnings.catch_warnings():
-            # torch's warning of more workers than cores: that is what is being tried.
-            warnings.filterwarnings("ignore", "This DataLoader will create")
-            # And its comment on the pickling error that it raises next.
-            warnings.filterwarnings("ignore", "Got pickle error")
-            made[:] = [iter(loader)]
+        made[:] = [started_quietly(lambda: iter(loader))]
         return made[0]  # type: ignore[no-any-return]
 
     def workers() -> list[Any]:
@@ -298,21 +267,34 @@ def _opened(
 
 def _clock() -> Clock:
     """Return the clock of the device that the step uses, if there is one."""
-    if not device_in_use():
+    kind = _device_in_use()
+    if kind is None:
         return clock_of([])
-    kind = torch.accelerator.current_accelerator()
-    assert kind is not None
     return clock_of([torch.device(kind.type, torch.accelerator.current_device_index())])
 
 
+def _device_in_use() -> torch.device | None:
+    """Return the accelerator if this process has initialised it.
+
+    Asking must not do so: a process that has brought CUDA up cannot fork workers that use it.
+    """
+    device = torch.accelerator.current_accelerator()
+    if device is None:
+        return None
+    # MPS needs no initialisation.
+    initialised = getattr(torch.get_device_module(device), "is_initialized", lambda: True)
+    return device if initialised() else None
+
+
 def _copy(batch: Batch) -> Batch:
-    return map_tensors(batch, _copied)
+    """Copy a batch to memory of the same sort: from pageable memory a device gets it slower."""
+    used = _device_in_use() is not None
 
+    def copied(leaf: torch.Tensor) -> torch.Tensor:
+        clone = leaf.detach().clone()
+        return clone.pin_memory() if used and leaf.is_pinned() else clone
 
-def _copied(leaf: torch.Tensor) -> torch.Tensor:
-    clone = leaf.detach().clone()
-    # In memory of the same sort: a copy to a device takes another time from pageable memory.
-    return clone.pin_memory() if device_in_use() and leaf.is_pinned() else clone
+    return map_tensors(batch, copied)
 
 
 def _rate(samples: float, cost: Interval) -> Interval:
@@ -328,21 +310,7 @@ def _interval(blocks: list[tuple[float, int]]) -> Interval:
     return Interval(max(found.low, estimate / 4), estimate, min(found.high, estimate * 4))
 
 
-def _cpu_demand() -> float:
-    """Return the CPU seconds of this process, and those that this thread waited for a core."""
-    return time.process_time() + HostTime().held_up()[0]
-
-
-def _cpu_seconds(workers: list[psutil.Process]) -> float:
-    """Return the CPU seconds of this process and its workers."""
-    total = time.process_time()
-    for process in workers:
-        with suppress(psutil.Error):  # it has just died: the loader will say so
-            total += sum(process.cpu_times()[:2])
-    return total
-
-
-def _memory_per_worker(workers: list[psutil.Process]) -> int | None:
+def _memory_per_worker(workers: list[int]) -> int | None:
     """Return the bytes of the largest worker by the end of an epoch; None if they are not known.
 
     Its private pages, and what it may come to copy of the pages that it shares with this process:
@@ -350,7 +318,7 @@ def _memory_per_worker(workers: list[psutil.Process]) -> int | None:
     large, are not copied by being read.
     """
     heap = resources.python_heap_bytes()
-    found = (resources.process_memory(process.pid) for process in workers)
+    found = map(resources.process_memory, workers)
     return max(
         (m.private + min(m.shared_anonymous, heap) for m in found if m is not None), default=None
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,25 +17,9 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from dataloaders.errors import (
-    CapacityWarning,
-    CheckError,
-    DataLoadersError,
-    MissingDependency,
-    OptionError,
-)
-
-try:
-    import psutil  # noqa: F401
-    import rich  # noqa: F401
-except ImportError as error:
-    raise MissingDependency(
-        f"tuning needs psutil and rich, and {error.name} cannot be imported ({error}); "
-        "install them with: pip install 'gpu-dataloaders[check]'"
-    ) from error
-
 from dataloaders.backend import Tunable
-from dataloaders.batches.tree import Batch, to_device
+from dataloaders.batches.tree import to_device
+from dataloaders.errors import CapacityWarning, CheckError, DataLoadersError, OptionError
 from dataloaders.loader import DataLoader
 from dataloaders.machine import resources
 from dataloaders.measuring.intervals import Interval
@@ -45,26 +30,11 @@ from dataloaders.specification import batches_in
 from dataloaders.tuning import auto, learned
 from dataloaders.tuning.result import Progress, Settings, Trial, Tuning
 from dataloaders.tuning.search import DEFAULT_PREFETCH, WORTH, Making, Search, Spent
-from dataloaders.tuning.trial import (
-    Loading,
-    Seen,
-    Step,
-    Steps,
-    device_in_use,
-    driven,
-    observe,
-    observe_step,
-)
+from dataloaders.tuning.trial import Loading, Seen, Step, Steps, driven, observe, observe_step
 from dataloaders.tuning.variant import Variants
-
-__all__ = ["Tuner", "tune"]
 
 _ALONE = "one process: what a batch costs"
 _HANG_S = 60.0
-# CPU seconds of the step per second from which it may be torch's threads that compute it, and
-# the same beside a device: there one core is busy with launching the device's work.
-_STEP_COMPUTES = 0.5
-_STEP_COMPUTES_BESIDE_DEVICE = 1.1
 _FREE_MEMORY = (
     "Free memory, or keep the dataset in tensors or arrays, which workers share, and not in Python "
     "objects, which each of them comes to copy"
@@ -84,16 +54,14 @@ def tune(
 
     To suffice is to reach 97 % of what ``step`` needs, or of the best rate. ``num_workers`` is
     doubled while that is 3 % faster. Settings that are near each other are tried three times, in
-    turns, and their medians compared. The smallest that suffices is chosen. Also tried: the
-    ``threads`` and ``depth`` of `Dali`, in place of workers; and fewer threads of torch for a step
-    that computes on the CPU (``Settings.step_threads``), chosen if they are 3 % faster than any
-    number of workers.
+    turns, and their medians compared. The smallest that suffices is chosen. The ``threads`` and
+    ``depth`` of `Dali` are tried in place of workers.
 
-    The loader is not iterated, its samplers and generator are copied, random states and torch's
-    threads are restored. The dataset is read in other processes only, so that nothing of it is
-    opened here: loading without workers is measured there, the step here, and both are added. Where
-    the dataset cannot be sent to a process, it is read here, and no workers are tried. ``step``
-    really runs: a step that trains, trains.
+    The loader is not iterated, its samplers and generator are copied, random states are restored.
+    The dataset is read in other processes only, so that nothing of it is opened here: loading
+    without workers is measured there, the step here, and both are added. Where the dataset cannot
+    be sent to a process, it is read here, and no workers are tried. ``step`` really runs: a step
+    that trains, trains.
 
     Args:
         loader: any torch DataLoader. One over an iterable dataset is tried with more workers
@@ -131,7 +99,9 @@ def tune(
             raise OptionError(f"{name}={value!r}: must {rule}")
     stepping = step is not None
     tuner = Tuner(loader, budget_s, stepping=stepping, max_workers=max_workers, progress=progress)
-    return driven(tuner.run(remember), step or _copy_to_cuda)
+    return driven(
+        tuner.run(remember), step or (lambda batch: to_device(batch, torch.device("cuda")))
+    )
 
 
 @dataclass
@@ -162,7 +132,10 @@ class Tuner:
         self._timeout_s = _HANG_S
         self._need: Interval | None = None
         self._workers_usable = True
-        self._tunable = None if self.ways else _tunable_of(loader)
+        self._tunable: Tunable | None = None  # its backend's options; None: nothing to choose
+        if isinstance(loader, DataLoader) and not self.ways:
+            with suppress(DataLoadersError):  # it serves no loader
+                self._tunable = loader._tunable()
         has_cuda = torch.cuda.device_count() > 0
         pinned = bool(loader.pin_memory) and has_cuda
         backend = None if self._tunable is None else self._tunable.backend
@@ -173,7 +146,6 @@ class Tuner:
             given,
             given if self.ways else Settings(0, None, pinned, backend),
             self._make,
-            cores=self._cores,
             options={} if self._tunable is None else self._tunable.values,
             pinning=has_cuda and self._tunable is None,
             ways=tuple(self.ways),
@@ -226,10 +198,10 @@ class Tuner:
         reason, given, trials = self._reason or self._why(choice), search.given, (*search.trials,)
         gain = rates.get(choice, 0.0) / rates[given] if given in rates else None
         worth_it = choice != given and (None if gain is None else gain >= 1 + WORTH)
-        needed, seconds, size = self._need, self._seconds, self._batch_bytes
         return Tuning(
-            choice, reason, given, worth_it, trials, needed, seconds, size, tuple(notes), path
-        )
+            choice, reason, given, worth_it, trials, self._need, self._seconds, self._batch_bytes,
+            tuple(notes), path,
+        )  # fmt: skip
 
     # What is known before the search ------------------------------------------------------------
 
@@ -247,11 +219,6 @@ class Tuner:
             self._need = step.samples_per_second(loading.samples_per_batch)
             # It is measured, and the loop around it costs something too.
             search.needed = self._need.estimate * (1 - WORTH)
-            least = _STEP_COMPUTES_BESIDE_DEVICE if device_in_use() else _STEP_COMPUTES
-            if step.cores >= least and self._tunable is None:
-                load_s = loading.seconds_per_batch.estimate
-                search.step_threads = torch.get_num_threads()
-                search.worker_cores = min(1.0, loading.cpu_per_batch / load_s)
         return loading, loading.followed_by(step)
 
     def _load_elsewhere(self, alone: Settings) -> Steps[Seen]:
@@ -340,11 +307,9 @@ class Tuner:
         if self.budget_s - self._seconds <= self._least_s:
             raise Spent
         self._announce(settings, why)
-        began, threads = time.perf_counter(), torch.get_num_threads()
+        began = time.perf_counter()
         loader = self._variants.make(settings, self._timeout_s)
         try:
-            if settings.step_threads is not None:
-                torch.set_num_threads(settings.step_threads)
             seen = yield from observe(loader, stepping=self._steps_on, seconds=self._trial_s)
         except Exception as error:
             own = settings.num_workers == 0 or not _is_workers_fault(error)
@@ -353,9 +318,6 @@ class Tuner:
             self._search.most = 0
             self._notes.append(f"{settings} failed: {_text(error)}")
             return Trial(settings, why, None, None, failed=_text(error))
-        finally:
-            if settings.step_threads is not None:
-                torch.set_num_threads(threads)
         return self._trial(settings, why, seen, began)
 
     def _trial(self, settings: Settings, why: str, seen: Seen, began: float) -> Trial:
@@ -380,10 +342,8 @@ class Tuner:
         if not per_worker or settings.num_workers <= bears:
             return None
         self._search.most = min(self._search.most, bears)
-        text = (
-            f"{settings.num_workers} workers of {per_worker / 2**20:,.0f} MiB each, by the end of "
-        )
-        text += f"an epoch, do not fit in available memory, which bears {bears} of them"
+        text = f"{settings.num_workers} workers of {per_worker / 2**20:,.0f} MiB each, by the end "
+        text += f"of an epoch, do not fit in available memory, which bears {bears} of them"
         self._notes.append(f"{text}: settings with more were ruled out. {_FREE_MEMORY}")
         return text
 
@@ -392,9 +352,9 @@ class Tuner:
     def _why(self, best: Settings) -> str:
         """Return why ``best`` is the choice."""
         search, rates = self._search, self._search.rates
-        alone = self._tunable is None and not self.ways
-        base = search.alone if alone else search.given
-        name = "one process" if alone else "the loader as it is"
+        base, name = search.given, "the loader as it is"
+        if alone := self._tunable is None and not self.ways:
+            base, name = search.alone, "one process"
         rate, now = rates.get(best), rates.get(base)
         if rate is None:
             return "nothing is known yet"
@@ -409,7 +369,7 @@ class Tuner:
 
     def _closing_notes(self, best: Settings) -> list[str]:
         """Return what else the user should know about the choice."""
-        notes, search, last = [], self._search, self._search.last_trial(best)
+        notes, last = [], self._search.last_trial(best)
         if last is not None and last.samples_per_second and last.epoch_samples_per_second:
             share = 1 - last.epoch_samples_per_second / last.samples_per_second.estimate
             if share > 0.1:
@@ -422,19 +382,11 @@ class Tuner:
                 "the dataset is in memory: dataloaders.DataLoader fetches a batch of it by one "
                 "indexed gather, in one process"
             )
-        if best.step_threads is not None:
-            notes.append(
-                f"torch.set_num_threads({best.step_threads}) is the process's: no loader changes "
-                f'it, and "auto" keeps to {search.choice_for_auto.arguments}'
-            )
         return notes
 
     def _remember(self) -> Path | None:
-        """Keep the choice, or the best one that leaves the step's threads as they are.
-
-        "auto" is a loader's, which must not change the threads of the whole process.
-        """
-        loader, choice = self.loader, self._search.choice_for_auto
+        """Keep the choice for "auto"; return the file, None if it could not be written."""
+        loader, choice = self.loader, self._search.choice
         trial, rates = self._search.last_trial(choice), self._search.rates
         if trial is None or trial.samples_per_second is None:
             return None
@@ -472,10 +424,6 @@ class Tuner:
             self.progress(Progress(self._seconds, self.budget_s, doing, self.result()))
 
 
-def _copy_to_cuda(batch: Batch) -> None:
-    to_device(batch, torch.device("cuda"))
-
-
 def _is_workers_fault(error: Exception) -> bool:
     """Return whether the workers failed, and not the user's dataset in a worker.
 
@@ -492,13 +440,3 @@ def _is_workers_fault(error: Exception) -> bool:
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def _tunable_of(loader: torch.utils.data.DataLoader[Any]) -> Tunable | None:
-    """Return what may be chosen of its backend's options; None: nothing, or it serves no loader."""
-    if not isinstance(loader, DataLoader):
-        return None
-    try:
-        return loader._tunable()
-    except DataLoadersError:
-        return None

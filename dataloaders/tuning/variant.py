@@ -11,7 +11,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -24,34 +24,25 @@ from dataloaders.loader import DataLoader
 from dataloaders.observing import open_files_anew
 from dataloaders.tuning import auto
 
-__all__ = ["Settings", "Variants", "with_settings"]
-
 L = TypeVar("L", bound="torch.utils.data.DataLoader[Any]")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What tuning chooses, under torch's names; ``prefetch_factor`` is None without workers.
-
-    ``backend`` is None where it is left as it is. ``step_threads`` is for
-    ``torch.set_num_threads()``, which sets the process's threads; None leaves them as they are.
-    """
+    """What tuning chooses, under torch's names; printed as the arguments of a DataLoader."""
 
     num_workers: int
-    prefetch_factor: int | None
+    prefetch_factor: int | None  # None without workers
     pin_memory: bool
-    backend: Backend | None = None
-    step_threads: int | None = None
+    backend: Backend | None = None  # None where it is left as it is
 
     @property
-    def size(self) -> tuple[int, ...]:
-        """What orders settings: the step's threads left alone, workers, queues, other numbers."""
-        least = (self.num_workers, self.prefetch_factor or 0, *self.numbers.values())
-        return (self.step_threads is not None, *least)
+    def numbers(self) -> dict[str, int]:
+        """The backend's options that are numbers."""
+        options = {} if self.backend is None else vars(self.backend)
+        return {name: value for name, value in options.items() if type(value) is int}
 
-    @property
-    def arguments(self) -> str:
-        """The arguments of a DataLoader."""
+    def __str__(self) -> str:
         text = f"num_workers={self.num_workers}"
         if self.prefetch_factor is not None:
             text += f", prefetch_factor={self.prefetch_factor}"
@@ -63,18 +54,6 @@ class Settings:
             return f"{text}, backend={call}"
         name = self.backend.name
         return text if name == "stock" else f'{text}, backend="{name}"'
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """The backend's options that are numbers."""
-        own: Any = self.backend
-        options = {} if own is None else {one.name: getattr(own, one.name) for one in fields(own)}
-        return {name: value for name, value in options.items() if type(value) is int}
-
-    def __str__(self) -> str:
-        if self.step_threads is None:
-            return self.arguments
-        return f"{self.arguments}, torch.set_num_threads({self.step_threads})"
 
 
 def with_settings(loader: L, settings: Settings, **attributes: Any) -> L:
@@ -196,7 +175,7 @@ class _Indices:
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
-        self._rest = _endless(sampler)
+        self._rest = self._endless()
 
     def __iter__(self) -> Iterator[Any]:
         return self._rest
@@ -204,11 +183,10 @@ class _Indices:
     def __reduce__(self) -> tuple[Any, ...]:
         return _Indices, (self._sampler,)
 
-
-def _endless(sampler: Any) -> Iterator[Any]:
-    drawn = True
-    while drawn:
-        drawn = False
-        for indices in sampler:
-            drawn = True
-            yield indices
+    def _endless(self) -> Iterator[Any]:
+        drawn = True
+        while drawn:
+            drawn = False
+            for indices in self._sampler:
+                drawn = True
+                yield indices

@@ -14,8 +14,6 @@ from dataloaders.measuring.intervals import Interval
 if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
 
-__all__ = ["Comparison", "compare"]
-
 
 @dataclass(frozen=True)
 class Comparison:

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from dataloaders.bottleneck.arms import ARMS, STALLS
+from dataloaders.bottleneck.arms import ARMS, STALLS, TELLS
 from dataloaders.bottleneck.outputs.contents import LEAST_SHARE, in_order, milliseconds
 
 if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
     from dataloaders.measuring.intervals import Step
-
-__all__ = ["charts"]
 
 _INK = "#010203"  # becomes currentColor: black on white, or the other way round
 # Okabe and Ito's colours: told apart by colour-blind readers, on white and on black.
@@ -29,7 +27,6 @@ _COLOURS = {
     "fetch": "#d55e00",
     "transfer": "#56b4e9",
     "contention": "#cc79a7",
-    "launch": "#999999",
 }
 _WIDTH = 3.6  # inches; text keeps a legible size on a phone
 _SHOWN_STEPS = 8
@@ -63,8 +60,7 @@ def charts(report: Report) -> dict[str, str]:
 
 
 def _arms(axes: Any, report: Report) -> Iterator[str]:
-    order = [arm.name for arm in (*ARMS[1:], ARMS[0])]
-    for row, (name, took) in enumerate(in_order(report.seconds_per_batch, order)):
+    for row, (name, took) in enumerate(in_order(report.seconds_per_batch, TELLS)):
         colour = _LOOP if name in ("real", "cold") else _STEP
         _bar(axes, row, took.estimate, colour, milliseconds(took.estimate), high=took.high)
         ends = [1e3 * max(0.0, took.low), 1e3 * took.high]

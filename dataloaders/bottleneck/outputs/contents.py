@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from dataloaders.bottleneck.arms import ARMS, COLD, FETCH, LAUNCH, STALLS, Verdict
+from dataloaders.bottleneck.arms import FETCH, LAUNCH, STALLS, TELLS, Verdict
 from dataloaders.findings import Finding
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import best_of
@@ -13,13 +13,6 @@ from dataloaders.predicting import best_of
 if TYPE_CHECKING:
     from dataloaders.bottleneck.outputs.against import Comparison
     from dataloaders.bottleneck.report import Report
-
-__all__ = [
-    *("MEANS", "bound_of", "change_of", "findings_of"),
-    *("milliseconds", "range_of", "saved", "times"),
-    *("LEAST_SHARE", "Table", "arms", "candidates", "compared", "in_order", "preparation", "slow"),
-    *("stalls", "waits"),
-]
 
 T = TypeVar("T")
 
@@ -110,10 +103,9 @@ class Table(NamedTuple):
 
 def arms(report: Report) -> Table:
     """Return the arms that were measured, the whole loop last."""
-    tells = {arm.name: arm.tells for arm in (*ARMS[1:], ARMS[0], COLD)}
     rows = [
-        (name, milliseconds(took.estimate), range_of(took), tells.get(name, ""))
-        for name, took in in_order(report.seconds_per_batch, tells)
+        (name, milliseconds(took.estimate), range_of(took), TELLS.get(name, ""))
+        for name, took in in_order(report.seconds_per_batch, TELLS)
     ]
     return Table(("input", "ms a batch", "95 % interval", "what it is"), rows)
 

@@ -12,8 +12,6 @@ from dataloaders.bottleneck.outputs.contents import MEANS, bound_of, change_of, 
 if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
 
-__all__ = ["markdown"]
-
 
 def markdown(report: Report, comparison: Comparison | None = None) -> str:
     """Return a summary: verdict, the change to make, tables; notes folded away."""

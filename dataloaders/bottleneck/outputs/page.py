@@ -7,30 +7,29 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jinja2
-from markupsafe import Markup, escape
-
 from dataloaders.bottleneck.outputs import contents
+from dataloaders.errors import MissingDependency
+
+try:
+    import jinja2
+    from markupsafe import Markup, escape
+
+    from dataloaders.bottleneck.outputs.charts import charts
+except ImportError as error:
+    raise MissingDependency(
+        f"the page needs jinja2 and matplotlib, and {error.name} cannot be imported ({error}); "
+        "install them with: pip install 'gpu-dataloaders[check]'"
+    ) from error
 
 if TYPE_CHECKING:
     from dataloaders.bottleneck.outputs.against import Comparison
     from dataloaders.bottleneck.report import Report
 
-__all__ = ["page"]
-
 _WHERE = re.compile(r"(.+\.py):(\d+)")
 
 
 def page(report: Report, comparison: Comparison | None = None) -> str:
-    """Return the page; with tables alone, and the command that adds charts, without matplotlib."""
-    try:
-        from dataloaders.bottleneck.outputs.charts import charts
-    except ImportError as error:
-        if not (error.name or "").startswith("matplotlib"):
-            raise
-        drawn, hint = {}, "Charts need matplotlib: pip install 'gpu-dataloaders[check]'"
-    else:
-        drawn, hint = charts(report), ""
+    """Return the page."""
     names = ("arms", "stalls", "waits", "slow", "preparation", "candidates")
     change, why = contents.change_of(report)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -43,12 +42,11 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
         change=change,
         why=why,
         tables={name: getattr(contents, name)(report) for name in names},
-        charts={name: Markup(svg) for name, svg in drawn.items()},
+        charts={name: Markup(svg) for name, svg in charts(report).items()},
         findings=[(one, _line_at(one.where or "")) for one in contents.findings_of(report)],
         saved=contents.saved,
         comparison=comparison,
         compared=comparison and contents.compared(comparison),
-        hint=hint,
     )
 
 

@@ -22,8 +22,6 @@ from dataloaders.measuring.intervals import Interval
 if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
 
-__all__ = ["FORMAT", "read", "text", "trace"]
-
 FORMAT = 1
 """Changes when a reader of the older format would misunderstand; further fields do not count."""
 

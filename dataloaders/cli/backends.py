@@ -7,14 +7,12 @@ from pathlib import Path
 import torch
 
 from dataloaders import registry
-from dataloaders.cli.table import table
 from dataloaders.errors import DataLoadersError
+from dataloaders.measuring.table import table
 from dataloaders.scripts.target import hidden_by
 
-__all__ = ["backends"]
 
-
-def backends() -> int:
+def carry_out(parsed: object) -> int:
     """Print which backends there are, which can run here, and why the others cannot."""
     print(table(["backend", "what it does", "can it run here?"], _rows()))
     if torch.cuda.is_available():

@@ -1,0 +1,50 @@
+"""Shows how far a measurement or a build is.
+
+On a terminal and in a notebook one line is rewritten in place; elsewhere a line is added now and
+then. Nothing is written from a thread: it would run inside the blocks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import TextIO
+
+_PLAIN_EVERY_S = 10.0
+
+
+class ProgressLine:
+    """Shows what it is called with, as text, on stderr or in ``file``."""
+
+    def __init__(self, file: TextIO | None = None, *, quiet: bool = False) -> None:
+        self._file = file or sys.stderr  # the present one, which the program may replace later
+        ipython = sys.modules.get("IPython")
+        notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+        # A program that was started without a stderr has none.
+        self._quiet = quiet or self._file is None
+        self.rewrites = not self._quiet and (notebook or self._file.isatty())
+        self._last = float("-inf")
+        self._width = 0
+
+    def __call__(self, progress: object) -> None:
+        """Show ``progress``, unless it is too early for another line."""
+        now = time.monotonic()
+        if self._quiet or now - self._last < (0.2 if self.rewrites else _PLAIN_EVERY_S):
+            return
+        self._last = now
+        text = str(progress)
+        if self.rewrites:
+            text = text[: shutil.get_terminal_size().columns - 1]  # one row is what is rewritten
+            self._file.write(f"\r{text:<{self._width}}\r")  # what comes next begins the line
+            self._width = len(text)
+        else:
+            self._file.write(text + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._width:
+            self._file.write(f"\r{'':<{self._width}}\r")
+            self._file.flush()
+            self._width = 0
