@@ -64,7 +64,6 @@ class DataLoader(_TorchLoader[T_co]):
             backend)``.
         seed: makes shuffling and random augmentation a function of (seed, epoch, index): the same
             for any number of workers. None leaves torch's random streams alone.
-        on_error: what to do with a sample that cannot be loaded; only "raise" in this version.
 
     Raises:
         OptionError: an argument that torch's loader does not have has an invalid value (also a
@@ -80,7 +79,6 @@ class DataLoader(_TorchLoader[T_co]):
     backend: str | Backend | None = None
     device: torch.device | str | int | None = None
     seed: int | None = None
-    on_error: str = "raise"
 
     # Private state, with defaults here so that unpickled, copied and wrapped loaders have it too.
     _session: Session | None = None
@@ -115,9 +113,8 @@ class DataLoader(_TorchLoader[T_co]):
         backend: str | Backend | None = None,
         device: torch.device | str | int | None = None,
         seed: int | None = None,
-        on_error: str = "raise",
     ) -> None:
-        _check_options(backend, device, seed, on_error)
+        _check_options(backend, device, seed)
         if any(_is_auto(value) for value in (num_workers, prefetch_factor, pin_memory)):
             settings = auto.resolve(
                 dataset,
@@ -197,7 +194,7 @@ class DataLoader(_TorchLoader[T_co]):
         Calls ``set_epoch`` of the sampler, the batch sampler and the dataset where they have one
         (DistributedSampler, Hugging Face datasets). Without it, each ``iter()`` counts as an epoch.
         As with torch's loader, persistent workers keep the copies of the dataset that they were
-        started with: only `prefetch` passes the number on to them.
+        started with.
         """
         self._given_epoch = epoch
         inner = getattr(self.batch_sampler, "sampler", None)
@@ -324,7 +321,6 @@ def wrap(
     backend: str | Backend | None = None,
     device: torch.device | str | int | None = None,
     seed: int | None = None,
-    on_error: str = "raise",
 ) -> DataLoader[T_co]:
     """Return a `DataLoader` that loads what ``loader`` loads, with the arguments given here.
 
@@ -344,7 +340,7 @@ def wrap(
             f"wrap() takes a torch.utils.data.DataLoader and got {type(loader).__name__}; "
             "for other iterables make a DataLoader of their dataset"
         )
-    _check_options(backend, device, seed, on_error)
+    _check_options(backend, device, seed)
     # type(), not isinstance(): Accelerate's loaders claim the class of the loader that they hold.
     ours = issubclass(type(loader), DataLoader)
     kind: type[DataLoader[T_co]] = type(loader) if ours else DataLoader  # type: ignore[assignment]
@@ -361,7 +357,6 @@ def wrap(
     wrapped.backend = backend
     wrapped.device = device
     wrapped.seed = seed
-    wrapped.on_error = on_error
     return wrapped
 
 
@@ -393,7 +388,7 @@ def _state_of(loader: _TorchLoader[Any]) -> dict[str, Any]:
     return state
 
 
-def _check_options(backend: object, device: object, seed: object, on_error: object) -> None:
+def _check_options(backend: object, device: object, seed: object) -> None:
     if isinstance(backend, str):
         if backend != "auto":  # raises here, not at iter(): a wrong name, a missing package
             registry.load(backend)
@@ -414,8 +409,3 @@ def _check_options(backend: object, device: object, seed: object, on_error: obje
         raise OptionError(f"seed={seed!r}: must be an int or None")
     if seed is not None and not -(2**63) <= seed < 2**64:
         raise OptionError(f"seed={seed!r}: must fit in 64 bits")
-    if on_error != "raise":
-        raise OptionError(
-            f"on_error={on_error!r}: only 'raise' exists in this version; "
-            "to skip bad samples, leave them out of the sampler"
-        )

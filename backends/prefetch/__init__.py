@@ -201,9 +201,7 @@ class Prefetch(Backend):
         self, loader: Specification, inner: Backend, device: torch.device | None
     ) -> tuple[str, ...]:
         if inner.takes_ahead(loader):
-            between: Any = getattr(inner, "between_epochs", None)
-            notes = (between(loader),) if callable(between) and loader.num_workers else ()
-            return (f"a thread takes up to {self.ahead} batches ahead of the step", *notes)
+            return (f"a thread takes up to {self.ahead} batches ahead of the step",)
         overlap = "only the copy overlaps" if has_streams(device) else "nothing overlaps"
         return (
             f"num_workers=0: the dataset's own code runs on the loop's thread, so {overlap} with "

@@ -44,10 +44,6 @@ _PAGE = mmap.PAGESIZE
 class HostMemory(Protocol):
     """A source of memory for batches."""
 
-    @property
-    def in_worker(self) -> bool:
-        """Whether this memory is for a DataLoader's workers, or for every other process."""
-
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a dense CPU tensor of ``shape`` and ``dtype`` with undefined contents."""
 
@@ -61,8 +57,6 @@ class PinnedMemory:
     Torch reuses a pinned block only after every copy that was queued from it has run, so a batch
     may be dropped right after ``batch.to("cuda", non_blocking=True)``.
     """
-
-    in_worker = False
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a dense, pinned CPU tensor with undefined contents.
@@ -88,8 +82,6 @@ class HostPool:
             sixteenth of the machine's memory.
         smallest: tensors of fewer bytes come from ``torch.empty``.
     """
-
-    in_worker = False
 
     def __init__(self, *, most_free: int | None = None, smallest: int = SMALLEST) -> None:
         self._most_free = _default_most_free() if most_free is None else most_free

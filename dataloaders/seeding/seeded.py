@@ -90,17 +90,6 @@ class Seeding:
             self._persistent.begin(loader, stream)
         return self._persistent.loader
 
-    def foreseen_indices(self, loader: Specification, *, samples: bool = True) -> Iterable[Any]:
-        """Return the indices that the view of ``loader`` would get; nothing is shared with it.
-
-        Used to predict an epoch that has not begun: neither this object nor a view in use changes,
-        as long as the samplers of ``loader`` are copies.
-        """
-        epoch = copy.copy(self)._epoch(loader)
-        stream = (int(getattr(loader, "seed", None) or 0), epoch)
-        sampler: Iterable[Any] = _View(loader, stream, samples=samples).loader._index_sampler
-        return sampler
-
     def _epoch(self, loader: Specification) -> int:
         given = getattr(loader, "_given_epoch", None)
         if given is not None:
