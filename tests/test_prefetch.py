@@ -365,7 +365,6 @@ def test_the_plan():
         (Prefetch(), 0, "num_workers=0: the dataset's own code runs on the loop's thread"),
         (Prefetch(device="xpu:1"), 2, "xpu:1: copied on a side stream, from pinned memory"),
         (Prefetch(device="cuda:0", pin_memory=False), 2, "from pageable memory"),
-        (Prefetch(device="cuda:0", reuse=True, ahead=1), 2, "is valid until 1 more were taken"),
     ):
         loader = DataLoader(MapDataset(tensor_sample), num_workers=workers, backend=backend)
         assert words in re.sub(r"  +", ": ", str(loader.explain()))
