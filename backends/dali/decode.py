@@ -18,8 +18,6 @@ import numpy as np
 import numpy.typing as npt
 from nvidia import nvimgcodec
 
-__all__ = ["WindowDecoder"]
-
 
 class WindowDecoder:
     """Decodes in whatever threads call it, without the GIL; each has a decoder of its own."""

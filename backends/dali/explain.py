@@ -23,8 +23,6 @@ from .numbers import Numbers
 if TYPE_CHECKING:
     from . import Dali
 
-__all__ = ["explained", "obstacle_of", "unequal"]
-
 _TENSORS = ("torch.", "tensor.", "v1t.", "v2.", "to_tensor", "pil_to_tensor")
 
 

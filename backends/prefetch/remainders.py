@@ -18,8 +18,6 @@ from dataloaders.replaying.tail import DeviceTail, device_tail
 if TYPE_CHECKING:
     from . import Prefetch
 
-__all__ = ["NoTail", "Recorded", "puts_off", "records", "remainder_of"]
-
 
 class NoTail(NamedTuple):
     """There is no device tail; ``reason`` says what stands in the way."""

@@ -31,8 +31,6 @@ from .transfer import Transfer
 if TYPE_CHECKING:
     from . import Prefetch
 
-__all__ = ["PrefetchSession", "device_of"]
-
 
 class PrefetchSession(Session):
     """Streams, threads and buffers of one loader, across its epochs."""

@@ -26,8 +26,6 @@ from dataloaders.errors import CapacityWarning
 from .device import Device, Event, Stream
 from .profiling import stage
 
-__all__ = ["Sent", "StreamTransfer", "Transfer"]
-
 
 class Sent:
     """A batch whose copies are queued.

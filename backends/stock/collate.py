@@ -20,8 +20,6 @@ from torch.utils.data._utils import collate as torch_collate
 from dataloaders.batches.memory import HostMemory
 from dataloaders.batches.tree import Batch
 
-__all__ = ["PooledCollate"]
-
 SMALLEST_SAMPLE = 1 << 14
 """The size in bytes from which a sample pays: below, looking at each takes longer than it saves."""
 

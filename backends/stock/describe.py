@@ -14,8 +14,6 @@ from dataloaders.observing import held
 from dataloaders.plan import Plan, Stage
 from dataloaders.specification import sampling_of
 
-__all__ = ["describe"]
-
 
 def describe(loader: Specification, name: str, not_gathered: str | None, *, own: bool) -> Plan:
     """Return the plan of ``loader``.

@@ -20,8 +20,6 @@ from dataloaders.batches.collation import collates_as_torch
 from dataloaders.batches.memory import HostMemory
 from dataloaders.batches.tree import Batch
 
-__all__ = ["Gatherer", "NotGatherable", "obstacle"]
-
 
 class NotGatherable(Exception):
     """A batch has to be fetched sample by sample; the message says why."""

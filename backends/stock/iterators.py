@@ -32,8 +32,6 @@ from . import gather
 from .collate import PooledCollate
 from .order import index_batches
 
-__all__ = ["gathering_iterator", "gathering_view", "obstacle", "plain_iterator"]
-
 _TorchLoader = torch.utils.data.DataLoader
 
 

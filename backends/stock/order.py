@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-__all__ = ["index_batches"]
-
 
 def index_batches(batches: BatchSampler) -> Iterator[Any]:
     """Yield the batches of ``batches``, which is torch's own class, as int64 tensors or its lists.

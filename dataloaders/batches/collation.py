@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
-__all__ = ["collates_as_torch"]
-
 _TORCHS: dict[Any, Any] = {
     torch.Tensor: torch_collate.collate_tensor_fn,
     np.ndarray: torch_collate.collate_numpy_array_fn,

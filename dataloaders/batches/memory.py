@@ -28,8 +28,6 @@ import torch
 
 from dataloaders.machine.resources import total_memory
 
-__all__ = ["SMALLEST", "HostMemory", "HostPool", "PinnedMemory", "tensor_over"]
-
 SMALLEST = 2 << 20
 """The size in bytes from which a buffer is worth about 15 microseconds of Python.
 

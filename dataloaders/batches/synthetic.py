@@ -18,8 +18,6 @@ import torch
 from dataloaders.batches.tree import Batch, map_children, map_tensors, to_device
 from dataloaders.errors import OptionError
 
-__all__ = ["Recipe", "TensorSpec", "shortened"]
-
 _DTYPES = frozenset(
     getattr(torch, name)
     for name in (

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Recorder", "Unrecordable", "files_only", "frozen", "recorder", "recording", "suspended"]
-
 _LOOKS = 16  # kept of one batch
 
 

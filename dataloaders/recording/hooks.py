@@ -22,8 +22,6 @@ from dataloaders.recording import ops, program, tail, tensor
 from dataloaders.recording.context import Unrecordable, files_only, recorder
 from dataloaders.recording.program import Node
 
-__all__ = ["install"]
-
 _installed: set[str] = set()
 _counter = itertools.count()
 

@@ -28,8 +28,6 @@ from dataloaders.recording.ops import run
 from dataloaders.recording.posing import posed, posing
 from dataloaders.recording.program import Node
 
-__all__ = ["MODES", "Recorded", "header_of", "materialise", "new", "node_of", "pose", "recorded"]
-
 MODES = {"L": 1, "RGB": 3, "RGBA": 4, "CMYK": 4, "P": 1, "LA": 2, "YCbCr": 3, "HSV": 3}
 """Channels of the modes with a byte each."""
 

@@ -17,8 +17,6 @@ import torch
 from dataloaders.recording.context import suspended
 from dataloaders.recording.program import Image, Node, ordered, substituted
 
-__all__ = ["function_of", "run"]
-
 
 def run(
     wanted: Sequence[Node],

@@ -36,21 +36,6 @@ import torch
 
 from dataloaders.batches.tree import map_children
 
-__all__ = [
-    "Again",
-    "Image",
-    "Input",
-    "Node",
-    "Program",
-    "RecordedBatch",
-    "Ref",
-    "Tensor",
-    "ordered",
-    "pack",
-    "substituted",
-    "unpack",
-]
-
 
 class Image(NamedTuple):
     """An image of Pillow's: mode and (width, height)."""

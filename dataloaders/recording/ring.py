@@ -19,8 +19,6 @@ from torch.utils.data import get_worker_info
 
 from dataloaders.machine.resources import shm_room
 
-__all__ = ["FileRing", "segment"]
-
 SMALLEST = 2 << 20
 """The size in bytes from which a slot pays."""
 

@@ -25,8 +25,6 @@ from dataloaders.recording.ops import run, writes
 from dataloaders.recording.posing import posed, posing
 from dataloaders.recording.program import Input, Node, substituted
 
-__all__ = ["Recorded", "derived", "materialise", "new", "source"]
-
 _LOCK = threading.RLock()
 _off = torch._C.DisableTorchFunctionSubclass
 

@@ -28,15 +28,6 @@ from dataloaders.recording.ring import FileRing, segment
 from dataloaders.recording.tail import Trailing, obstacle, trailing
 from dataloaders.seeding.states import random_states_kept, restore, states_now
 
-__all__ = [
-    "ask_again",
-    "describe_sample",
-    "equal",
-    "recorded",
-    "recording_changes",
-    "self_test",
-]
-
 _log = logging.getLogger(__name__)
 
 

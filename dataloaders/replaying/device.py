@@ -30,8 +30,6 @@ from .kernels import Array, upload
 from .plan import Head, Row, Stack, plan
 from .pointwise import Tails
 
-__all__ = ["DeviceReplay", "Graph"]
-
 _MOST_VALUES = 1 << 26
 """Bytes that a kernel works on at a time; its temporary tensors take some 20 times that."""
 

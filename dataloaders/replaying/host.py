@@ -29,8 +29,6 @@ from .evaluate import put_back, wanted_of
 from .plan import TURNS, Box, Head, Row, Stack, heads_of, plan
 from .pointwise import Pointwise, Tails
 
-__all__ = ["Decoder", "HostReplay", "Shares", "finished"]
-
 
 class Decoder(Protocol):
     """Decodes files on the CPU, in whatever threads call it."""

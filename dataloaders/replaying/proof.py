@@ -20,8 +20,6 @@ from dataloaders.recording.worker import equal, recorded
 from dataloaders.seeding.states import restore, states_now
 from dataloaders.transforms.find import find_generators
 
-__all__ = ["Proof", "prove"]
-
 _SAMPLES = 4
 
 

@@ -44,8 +44,6 @@ from dataloaders.seeding.philox import FIRST_RESERVED_DRAW, stable_key, words, w
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import view_of
 
-__all__ = ["Seeding", "seed_generators"]
-
 _SAMPLE, _COLLATE, _SAMPLER, _WORKERS = (FIRST_RESERVED_DRAW + offset for offset in range(4))
 
 _Words: TypeAlias = tuple[int, int, int, int]

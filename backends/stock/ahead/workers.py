@@ -23,8 +23,6 @@ from dataloaders.batches.tree import Batch
 from dataloaders.errors import add_note
 from dataloaders.measuring.queues import counts_of
 
-__all__ = ["AheadWorkers", "WorkersEpoch"]
-
 _POLL_S = 0.1
 """The longest wait between two looks at whether the epoch was cancelled."""
 
