@@ -133,8 +133,8 @@ class Prefetch(Backend):
             stages = (*stages, Stage("normalise", where, left.describe()))
         elif left is not None:
             if self.shapes_images:
-                return Plan(self.name, obstacle=f"dtype= or memory_format=: {left.reason}")
-            notes = (*notes, f"images are normalised before the copy: {left.reason}")
+                return Plan(self.name, obstacle=f"dtype= or memory_format=: {left}")
+            notes = (*notes, f"images are normalised before the copy: {left}")
         delivers = plan.delivers if device is None else where
         return Plan(self.name, stages, delivers, notes=notes)
 

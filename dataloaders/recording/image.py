@@ -268,6 +268,8 @@ class Recorded:
         """See Pillow; before the file is read."""
         if files_only():
             return materialise(self, "Image.draft").draft(mode, size)
+        if not isinstance(self, Recorded):
+            return self.draft(mode, size)  # a method that was taken before it became Pillow's
         found = super().draft(mode, size)  # type: ignore[misc]
         if found is not None:
             vars(self)["_drafts"] += ((mode, tuple(size)),)
@@ -306,7 +308,7 @@ class Recorded:
             if node is not None and node.op == "open":
                 what = program.Image("RGB", self.size)
                 return new(Node("pil.convert", (node,), ("RGB",), (), what), self)
-        return self._convert(mode, *args, **kwargs)
+        return _convert(self, mode, *args, **kwargs)
 
     @_method
     def crop(self, box: Any = None) -> Any:
@@ -330,14 +332,6 @@ class Recorded:
             return None
         resample = None if resample is None else int(resample)
         return (size, resample, box, reducing_gap), program.Image(self.mode, (width, height))
-
-    @_method
-    def _convert(self, mode: Any) -> Any:
-        if (self.mode, mode) not in _conversions():
-            return None
-        if "transparency" in vars(self)["info"] and not (vars(self)["_late"] and self.mode == "P"):
-            return None
-        return (mode,), program.Image(mode, self.size)
 
     @_method
     def transpose(self, method: Any) -> Any:
@@ -374,6 +368,15 @@ class Recorded:
         if type(chosen).__module__ != "PIL.ImageFilter" or self.mode not in ("L", "RGB", "RGBA"):
             return None
         return (chosen,), program.Image(self.mode, self.size)
+
+
+@_method
+def _convert(image: Any, mode: Any) -> Any:
+    if (image.mode, mode) not in _conversions():
+        return None
+    if "transparency" in vars(image)["info"] and not (vars(image)["_late"] and image.mode == "P"):
+        return None
+    return (mode,), program.Image(mode, image.size)
 
 
 class _Probe:

@@ -151,18 +151,6 @@ def ordered(wanted: Iterable[Node], found: dict[Node, int] | None = None) -> dic
     return found
 
 
-def substituted(value: Any, inputs: Sequence[Any]) -> Any:
-    """Return ``value`` with each `Input` in lists, tuples and dicts replaced by that input."""
-    kind = type(value)
-    if kind is Input:
-        return inputs[value.number]
-    if kind is list or kind is tuple:
-        return kind(substituted(each, inputs) for each in value)
-    if kind is dict:
-        return {name: substituted(each, inputs) for name, each in value.items()}
-    return value
-
-
 def pack(
     batch: Any,
     sent: Callable[[Any], Any],

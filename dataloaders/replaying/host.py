@@ -33,8 +33,8 @@ from .pointwise import Pointwise, Tails
 class Decoder(Protocol):
     """Decodes files on the CPU, in whatever threads call it."""
 
-    def decode(self, files: Sequence[tuple[Any, Box | None]]) -> Sequence[Any]:
-        """Return uint8 [H, W, 3] for each file and window; None: Pillow has to do it."""
+    def decode(self, file: Any, window: Box | None = None) -> Any:
+        """Return uint8 [H, W, 3] of a file's window; None: Pillow has to do it."""
 
     def takes(self, file: Any) -> bool:
         """Whether ``file`` is a common JPEG file, by its header."""
@@ -146,7 +146,7 @@ class HostReplay:
 
     def _made(self, head: Head, slots: Sequence[Any]) -> Any:
         """Return uint8 [H, W, 3], or Pillow's image; None: Pillow has to decode the file."""
-        (found,) = self.decoder.decode([(slots[head.source.args[0]], head.window)])
+        found = self.decoder.decode(slots[head.source.args[0]], head.window)
         if found is None:
             return None
         if head.size is not None and isinstance(head.by, int) and (self._exact or head.by != 2):
