@@ -21,13 +21,12 @@ def index_batches(batches: BatchSampler) -> Iterator[Any]:
     """
     sampler: Any = batches.sampler
     shuffled = type(sampler) is RandomSampler and not sampler.replacement
-    if shuffled and sampler.num_samples != len(sampler.data_source):
-        shuffled = False
-    elif type(sampler) is SequentialSampler or shuffled:
-        length, generator = len(sampler.data_source), getattr(sampler, "generator", None)
-        yield from _whole_pass(batches, length, shuffled, generator)
-        return
-    yield from batches
+    shuffled = shuffled and sampler.num_samples == len(sampler.data_source)
+    if shuffled or type(sampler) is SequentialSampler:
+        own = sampler.generator if shuffled else None
+        yield from _whole_pass(batches, len(sampler.data_source), shuffled, own)
+    else:
+        yield from batches
 
 
 def _whole_pass(

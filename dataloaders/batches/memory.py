@@ -112,10 +112,12 @@ class HostPool:
     def empty_like(self, leaf: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a tensor like ``leaf`` with undefined contents, as ``torch.empty_like`` does.
 
-        It comes from the pool if ``leaf`` is contiguous and on the CPU, else it is fresh.
+        It comes from the pool if ``leaf`` has a contiguous tensor's strides and is on the CPU.
         """
         if leaf.is_cpu and leaf.is_contiguous():
-            return self.empty(leaf.shape, dtype or leaf.dtype)
+            out = self.empty(leaf.shape, dtype or leaf.dtype)
+            if out.stride() == leaf.stride():  # that of a size 1 may be any
+                return out
         return torch.empty_like(leaf, dtype=dtype)
 
     def pays_for(self, nbytes: int) -> bool:
