@@ -33,11 +33,22 @@ def collates_as_torch() -> bool:
         return True
     if any(table.get(kind) is not call for kind, call in _TORCHS.items()):
         return False
-    return all(kind in _TORCHS or _is_unrelated(kind) for kind in table)
+    return all(_is_another_kind(kind) for kind in table if kind not in _TORCHS)
 
 
-def _is_unrelated(kind: Any) -> bool:
+def _is_another_kind(kind: Any) -> bool:
+    """Whether nothing that torch collates is an instance of this key of the table."""
+    if isinstance(kind, tuple):
+        return all(_is_another_kind(each) for each in kind)
     # An ABC decides itself what its instances are.
     if not isinstance(kind, type) or isinstance(kind, ABCMeta):
         return False
-    return not issubclass(kind, _COLLATED) and not any(issubclass(each, kind) for each in _COLLATED)
+    if any(issubclass(known, kind) for known in _COLLATED):
+        return False
+    kinds = [kind]
+    while kinds:
+        kind = kinds.pop()
+        if issubclass(kind, _COLLATED):
+            return False
+        kinds.extend(type.__subclasses__(kind))
+    return True
