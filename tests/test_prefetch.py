@@ -250,7 +250,7 @@ def test_of_two_errors_at_one_batch_the_samplers_comes_first_as_under_torch():
 
 @pytest.mark.usefixtures("workers_end_fast")
 def test_a_dropped_loader_leaves_nothing_without_the_collector():
-    """While the next epoch's first tasks are on their way, while a worker hangs, and failed."""
+    """After its last batch, while a worker hangs, and failed."""
     before = Held.now()
     gc.disable()
     try:
