@@ -69,9 +69,10 @@ def node_of(image: Recorded) -> Node | None:
     The file is read and closed here, where Pillow would read it.
     """
     state = vars(image)
-    with _LOCK:
-        if isinstance(image, Recorded) and state["_node"] is None:
-            _read(image, state)
+    if state.get("_node") is None:
+        with _LOCK:
+            if isinstance(image, Recorded) and state["_node"] is None:
+                _read(image, state)
     return state.get("_node")
 
 
@@ -162,12 +163,12 @@ def new(node: Node, like: Recorded | None = None) -> Any:
     """Return a stand-in of what ``node`` makes, with the ``info`` of another."""
     image = object.__new__(_PLAIN)
     state = vars(image)
-    state.update(_TEMPLATE, _node=node, _mode=node.what.mode, _size=node.what.size, info={})
+    mode, size = node.what
+    state.update(_TEMPLATE, _node=node, _mode=mode, _size=size, info={})
     if like is not None:
         own = vars(like)
-        state.update(_late=own["_late"], _touched=own["_touched"])
-        for key, value in own["info"].items():
-            state["info"][key] = value.copy() if isinstance(value, list) else value
+        info = {k: v.copy() if isinstance(v, list) else v for k, v in own["info"].items()}
+        state.update(_late=own["_late"], _touched=own["_touched"], info=info)
     return image
 
 

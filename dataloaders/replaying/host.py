@@ -198,8 +198,10 @@ class Shares:
 
     def start(self, jobs: Iterable[tuple[int, Callable[[], None]]]) -> list[Future[Any]]:
         """Begin with ``jobs``, each with the position in the batch that it is for."""
-        pending = iter(list(jobs))
-        return [self._threads.submit(_work, pending) for _ in range(self._count)]
+        jobs = list(jobs)
+        pending = iter(jobs)
+        count = min(self._count, len(jobs))
+        return [self._threads.submit(_work, pending) for _ in range(count)]
 
     def wait(self, begun: Sequence[Future[Any]]) -> None:
         """Wait for jobs.
