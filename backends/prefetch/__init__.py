@@ -128,7 +128,7 @@ class Prefetch(Backend):
             return replace(plan, backend=self.name)
         where = str(device or torch.device("cpu"))
         stages = (*plan.stages, self._transfer_stage(device))
-        notes = (*plan.notes, *self._notes(loader, inner, device))
+        notes = (*plan.notes, self._note(loader, inner, device))
         if isinstance(left, Remainder):
             stages = (*stages, Stage("normalise", where, left.describe()))
         elif left is not None:
@@ -188,13 +188,11 @@ class Prefetch(Backend):
         memory = "pinned" if self.pin_memory else "pageable"
         return Stage("transfer", str(device), f"copied on a side stream, from {memory} memory")
 
-    def _notes(
-        self, loader: Specification, inner: Backend, device: torch.device | None
-    ) -> tuple[str, ...]:
+    def _note(self, loader: Specification, inner: Backend, device: torch.device | None) -> str:
         if inner.takes_ahead(loader):
-            return (f"a thread takes up to {self.ahead} batches ahead of the step",)
+            return f"a thread takes up to {self.ahead} batches ahead of the step"
         overlap = "only the copy overlaps" if has_streams(device) else "nothing overlaps"
         return (
             f"num_workers=0: the dataset's own code runs on the loop's thread, so {overlap} with "
-            "the step; with num_workers=1 or more batches are made ahead",
+            "the step; with num_workers=1 or more batches are made ahead"
         )
