@@ -29,7 +29,7 @@ from dataloaders.errors import (
     UnknownBackend,
 )
 from dataloaders.plan import Plan
-from dataloaders.specification import iterates_itself
+from dataloaders.specification import iterates_itself, state_of
 from dataloaders.tuning import auto
 
 __all__ = ["BACKEND_VARIABLE", "DataLoader", "wrap"]
@@ -82,9 +82,8 @@ class DataLoader(_TorchLoader[T_co]):
 
     # Private state, with defaults here so that unpickled, copied and wrapped loaders have it too.
     _session: Session | None = None
-    _session_backend: Backend | None = None
-    _session_wanted: str | Backend | None = None
-    _session_pid: int = 0
+    # Of the session: its backend, what was asked for, and the process that opened it.
+    _opened: tuple[Backend, str | Backend, int] | None = None
     _given_epoch: int | None = None
     _iterations: int = 0
     _source: _TorchLoader[Any] | None = None
@@ -207,23 +206,20 @@ class DataLoader(_TorchLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but what is open: a copy or an unpickled loader opens its own session."""
-        state = self.__dict__.copy()
-        for name in ("_session", "_session_backend", "_session_wanted", "_session_pid", "_placed"):
-            state.pop(name, None)
-        state["_iterator"] = None  # live workers belong to the loader that started them
-        return state
+        return {**state_of(self), "_iterator": None}  # live workers belong to who started them
 
     def _current_session(self) -> tuple[Session, Backend]:
         wanted = self._wanted_backend()
-        if self._session is not None and self._session_backend is not None:
-            if self._session_pid != os.getpid():
+        if self._session is not None and self._opened is not None:
+            backend, asked, pid = self._opened
+            if pid != os.getpid():
                 # A fork inherited this session; its threads and workers belong to the parent.
                 # Torch's iterator, when it is freed, tells its workers to end, and those are the
                 # parent's. So this process neither closes nor frees what it inherited.
                 _INHERITED.append((self._session, self._iterator))
                 self._session = self._iterator = None
-            elif _same_choice(self._session_wanted, wanted):
-                return self._session, self._session_backend
+            elif _same_choice(asked, wanted):
+                return self._session, backend
             else:
                 self._session.close()
                 self._session = None
@@ -232,9 +228,7 @@ class DataLoader(_TorchLoader[T_co]):
             warnings.warn(refusal, BackendWarning, stacklevel=3)
         backend = self._delivering(backend)
         self._session = backend.open(self._specification(backend))
-        self._session_backend = backend
-        self._session_wanted = wanted
-        self._session_pid = os.getpid()
+        self._opened = backend, wanted, os.getpid()
         return self._session, backend
 
     def _specification(self, backend: Backend) -> _TorchLoader[Any]:
@@ -371,7 +365,7 @@ def _is_auto(value: object) -> bool:
     return isinstance(value, str) and value == "auto"
 
 
-def _same_choice(before: str | Backend | None, now: str | Backend) -> bool:
+def _same_choice(before: str | Backend, now: str | Backend) -> bool:
     # Compare backends by identity: their options may hold tensors, whose == has no truth value.
     return before is now or (isinstance(before, str) and before == now)
 
