@@ -39,14 +39,13 @@ class FileRing:
         _RINGS[self._number] = self
 
     def memory(self, size: int) -> torch.Tensor | None:
-        """Return uint8 memory of ``size`` bytes in a free slot, to be sent once; None without one.
-
-        To be called in a worker.
-        """
+        """Return uint8 memory of ``size`` bytes in a worker's free slot, to be sent once; or None."""
         info: Any = get_worker_info()
+        if info is None or size < SMALLEST:
+            return None
         taken = self._taken[info.id].tolist()
         free = [(info.id, slot) for slot, flag in enumerate(taken) if not flag]
-        if size < SMALLEST or not free:
+        if not free:
             return None
         new, owned = None, self._segments
         fits = [place for place in free if place in owned and len(owned[place]) >= size]
