@@ -39,7 +39,7 @@ class FileRing:
         _RINGS[self._number] = self
 
     def memory(self, size: int) -> torch.Tensor | None:
-        """Return uint8 memory of ``size`` bytes in a worker's free slot, to be sent once; or None."""
+        """Return uint8 memory in a free slot of this worker, to be sent once; None without one."""
         info: Any = get_worker_info()
         if info is None or size < SMALLEST:
             return None
