@@ -325,7 +325,7 @@ class _SeededIterable:
         return repr(self.dataset)
 
     def __iter__(self) -> Iterator[_Fetched]:
-        stream = [int(number) for number in self._stream]
+        seed, epoch = (int(number) for number in self._stream)
         worker = None
         if os.getpid() != self._home:
             worker = torch.utils.data.get_worker_info()
@@ -333,7 +333,7 @@ class _SeededIterable:
 
         def seeded(position: int, action: Callable[[], Any]) -> Any:
             with _states_kept(self._home):
-                seed_generators(words_of(*stream, position, place, _SAMPLE))
+                seed_generators(words_of(seed, epoch, position, place, _SAMPLE))
                 return action()
 
         # Begun here: iter() itself may draw, as a shuffling dataset's does.
@@ -341,7 +341,7 @@ class _SeededIterable:
 
         def fetched(position: int) -> _Fetched:
             sample = seeded(position, lambda: next(samples))
-            return _Fetched(sample, words_of(*stream, position, place, _COLLATE))
+            return _Fetched(sample, words_of(seed, epoch, position, place, _COLLATE))
 
         return map(fetched, itertools.count())  # which goes on after an error, and ends as samples
 
