@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -219,9 +220,8 @@ def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
                 samples = len(indices)
     elif loader._auto_collation:
         indices = [None] * (loader.batch_size or 1)  # what torch passes to an iterable dataset
-    look = _FirstBatch(
-        loader._dataset_kind, loader._auto_collation, loader.collate_fn, loader.drop_last, indices
-    )
+    settings = loader.collate_fn, loader.drop_last
+    look = partial(_fetched, indices, loader._dataset_kind, loader._auto_collation, *settings)
     try:
         made = observe(loader, look)
     except Unobserved as error:
@@ -229,32 +229,20 @@ def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
             f"no real batch could be read: {error}; give one: "
             "backend=Synthetic(like=batch), from backends.synthetic"
         ) from error
-    return None if made is None else (made.batch, samples)
+    return None if made is None else (made[0], samples)
 
 
-@dataclass(frozen=True)
-class _Made:
-    batch: Batch
-
-
-@dataclass(frozen=True)
-class _FirstBatch:
-    """A look at a dataset: the batch that torch's own fetcher makes of ``indices``."""
-
-    kind: int
-    batched: bool
-    collate_fn: Callable[[Any], Any]
-    drop_last: bool
-    indices: Any
-
-    def __call__(self, dataset: Any) -> _Made | None:
-        fetcher = torch.utils.data._DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-            self.kind, dataset, self.batched, self.collate_fn, self.drop_last
-        )
-        try:
-            return _Made(fetcher.fetch(self.indices))
-        except StopIteration:  # an iterable dataset without samples
-            return None
+def _fetched(
+    indices: Any, kind: int, batched: bool, collate_fn: Any, drop_last: bool, dataset: Any
+) -> tuple[Batch] | None:
+    """Return the batch of ``indices``; None if an iterable dataset has no samples."""
+    fetcher = torch.utils.data._DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+        kind, dataset, batched, collate_fn, drop_last
+    )
+    try:
+        return (fetcher.fetch(indices),)
+    except StopIteration:
+        return None
 
 
 _NOTHING: Any = object()

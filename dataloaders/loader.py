@@ -29,7 +29,7 @@ from dataloaders.errors import (
     UnknownBackend,
 )
 from dataloaders.plan import Plan
-from dataloaders.specification import iterates_itself
+from dataloaders.specification import iterates_itself, state_of
 from dataloaders.tuning import auto
 
 __all__ = ["BACKEND_VARIABLE", "DataLoader", "wrap"]
@@ -64,7 +64,6 @@ class DataLoader(_TorchLoader[T_co]):
             backend)``.
         seed: makes shuffling and random augmentation a function of (seed, epoch, index): the same
             for any number of workers. None leaves torch's random streams alone.
-        on_error: what to do with a sample that cannot be loaded; only "raise" in this version.
 
     Raises:
         OptionError: an argument that torch's loader does not have has an invalid value (also a
@@ -80,13 +79,11 @@ class DataLoader(_TorchLoader[T_co]):
     backend: str | Backend | None = None
     device: torch.device | str | int | None = None
     seed: int | None = None
-    on_error: str = "raise"
 
     # Private state, with defaults here so that unpickled, copied and wrapped loaders have it too.
     _session: Session | None = None
-    _session_backend: Backend | None = None
-    _session_wanted: str | Backend | None = None
-    _session_pid: int = 0
+    # Of the session: its backend, what was asked for, and the process that opened it.
+    _opened: tuple[Backend, str | Backend, int] | None = None
     _given_epoch: int | None = None
     _iterations: int = 0
     _source: _TorchLoader[Any] | None = None
@@ -115,9 +112,8 @@ class DataLoader(_TorchLoader[T_co]):
         backend: str | Backend | None = None,
         device: torch.device | str | int | None = None,
         seed: int | None = None,
-        on_error: str = "raise",
     ) -> None:
-        _check_options(backend, device, seed, on_error)
+        _check_options(backend, device, seed)
         if any(_is_auto(value) for value in (num_workers, prefetch_factor, pin_memory)):
             settings = auto.resolve(
                 dataset,
@@ -197,7 +193,7 @@ class DataLoader(_TorchLoader[T_co]):
         Calls ``set_epoch`` of the sampler, the batch sampler and the dataset where they have one
         (DistributedSampler, Hugging Face datasets). Without it, each ``iter()`` counts as an epoch.
         As with torch's loader, persistent workers keep the copies of the dataset that they were
-        started with: only `prefetch` passes the number on to them.
+        started with.
         """
         self._given_epoch = epoch
         inner = getattr(self.batch_sampler, "sampler", None)
@@ -210,23 +206,20 @@ class DataLoader(_TorchLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but what is open: a copy or an unpickled loader opens its own session."""
-        state = self.__dict__.copy()
-        for name in ("_session", "_session_backend", "_session_wanted", "_session_pid", "_placed"):
-            state.pop(name, None)
-        state["_iterator"] = None  # live workers belong to the loader that started them
-        return state
+        return {**state_of(self), "_iterator": None}  # live workers belong to who started them
 
     def _current_session(self) -> tuple[Session, Backend]:
         wanted = self._wanted_backend()
-        if self._session is not None and self._session_backend is not None:
-            if self._session_pid != os.getpid():
+        if self._session is not None and self._opened is not None:
+            backend, asked, pid = self._opened
+            if pid != os.getpid():
                 # A fork inherited this session; its threads and workers belong to the parent.
                 # Torch's iterator, when it is freed, tells its workers to end, and those are the
                 # parent's. So this process neither closes nor frees what it inherited.
                 _INHERITED.append((self._session, self._iterator))
                 self._session = self._iterator = None
-            elif _same_choice(self._session_wanted, wanted):
-                return self._session, self._session_backend
+            elif _same_choice(asked, wanted):
+                return self._session, backend
             else:
                 self._session.close()
                 self._session = None
@@ -235,9 +228,7 @@ class DataLoader(_TorchLoader[T_co]):
             warnings.warn(refusal, BackendWarning, stacklevel=3)
         backend = self._delivering(backend)
         self._session = backend.open(self._specification(backend))
-        self._session_backend = backend
-        self._session_wanted = wanted
-        self._session_pid = os.getpid()
+        self._opened = backend, wanted, os.getpid()
         return self._session, backend
 
     def _specification(self, backend: Backend) -> _TorchLoader[Any]:
@@ -324,7 +315,6 @@ def wrap(
     backend: str | Backend | None = None,
     device: torch.device | str | int | None = None,
     seed: int | None = None,
-    on_error: str = "raise",
 ) -> DataLoader[T_co]:
     """Return a `DataLoader` that loads what ``loader`` loads, with the arguments given here.
 
@@ -344,7 +334,7 @@ def wrap(
             f"wrap() takes a torch.utils.data.DataLoader and got {type(loader).__name__}; "
             "for other iterables make a DataLoader of their dataset"
         )
-    _check_options(backend, device, seed, on_error)
+    _check_options(backend, device, seed)
     # type(), not isinstance(): Accelerate's loaders claim the class of the loader that they hold.
     ours = issubclass(type(loader), DataLoader)
     kind: type[DataLoader[T_co]] = type(loader) if ours else DataLoader  # type: ignore[assignment]
@@ -361,7 +351,6 @@ def wrap(
     wrapped.backend = backend
     wrapped.device = device
     wrapped.seed = seed
-    wrapped.on_error = on_error
     return wrapped
 
 
@@ -376,7 +365,7 @@ def _is_auto(value: object) -> bool:
     return isinstance(value, str) and value == "auto"
 
 
-def _same_choice(before: str | Backend | None, now: str | Backend) -> bool:
+def _same_choice(before: str | Backend, now: str | Backend) -> bool:
     # Compare backends by identity: their options may hold tensors, whose == has no truth value.
     return before is now or (isinstance(before, str) and before == now)
 
@@ -393,7 +382,7 @@ def _state_of(loader: _TorchLoader[Any]) -> dict[str, Any]:
     return state
 
 
-def _check_options(backend: object, device: object, seed: object, on_error: object) -> None:
+def _check_options(backend: object, device: object, seed: object) -> None:
     if isinstance(backend, str):
         if backend != "auto":  # raises here, not at iter(): a wrong name, a missing package
             registry.load(backend)
@@ -414,8 +403,3 @@ def _check_options(backend: object, device: object, seed: object, on_error: obje
         raise OptionError(f"seed={seed!r}: must be an int or None")
     if seed is not None and not -(2**63) <= seed < 2**64:
         raise OptionError(f"seed={seed!r}: must fit in 64 bits")
-    if on_error != "raise":
-        raise OptionError(
-            f"on_error={on_error!r}: only 'raise' exists in this version; "
-            "to skip bad samples, leave them out of the sampler"
-        )

@@ -107,4 +107,4 @@ def state_of(loader: DataLoader[Any]) -> dict[str, Any]:
     return {name: value for name, value in vars(loader).items() if name not in _OPEN}
 
 
-_OPEN = ("_placed", "_session", "_session_backend", "_session_pid", "_session_wanted")
+_OPEN = ("_opened", "_placed", "_session")

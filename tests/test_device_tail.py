@@ -241,6 +241,13 @@ def test_floats_of_other_origin_stay_floats(make):
     check(make, whole=False, batch_size=1)
 
 
+def test_images_of_one_channel_that_are_not_stacked_keep_their_strides():
+    def one_channel(own, index):
+        return own.transform(picture(index, "L"))
+
+    check(lambda: Pictures(v1.ToTensor(), one_channel), whole=False, batch_size=None)
+
+
 @pytest.mark.parametrize(
     ("odd", "error", "message"),
     [(picture(7, "L"), RuntimeError, "shape"), ("no image", TypeError, "pic should be PIL Image")],

@@ -24,12 +24,11 @@ from hypothesis.stateful import (
 from torch.utils.data import Dataset, TensorDataset
 
 from backends.prefetch import Prefetch
-from backends.stock import Stock
 from dataloaders import DataLoader
 from helpers.processes import Held
 
 BATCH, BATCHES = 4, 8
-SIDE = 384  # BATCH images of SIDE x SIDE floats are enough for the pool and the ring
+SIDE = 384  # BATCH images of SIDE x SIDE floats are enough for the pool
 
 
 class Images(Dataset[Any]):
@@ -52,10 +51,6 @@ LOADERS = {
     "collated": lambda: DataLoader(Images(), BATCH),
     "gathered": gathered,
     "gathered ahead": lambda: gathered(backend=Prefetch(), device="cpu"),
-    "in a ring": lambda: DataLoader(Images(), BATCH, num_workers=1, backend=Stock(ring=True)),
-    "in a ring that stays": lambda: DataLoader(
-        Images(), BATCH, num_workers=1, persistent_workers=True, backend=Stock(ring=True)
-    ),
 }
 
 WAYS = {
@@ -182,9 +177,8 @@ def test_what_is_held_never_changes(make, effort):
 
     Program.make = staticmethod(make)
     next(iter(make()))  # what begins with the first batch for good, has
-    has_workers = make().num_workers > 0
     how = settings(
-        max_examples=effort * (2 if has_workers else 3),
+        max_examples=effort * 3,
         stateful_step_count=25,
         suppress_health_check=list(HealthCheck),
         deadline=None,
@@ -192,11 +186,11 @@ def test_what_is_held_never_changes(make, effort):
     run_state_machine_as_test(Program, settings=how)
 
 
-@pytest.mark.parametrize(("name", "buffers"), [("collated", 2), ("gathered", 2), ("in a ring", 4)])
-def test_memory_is_used_again(name, buffers):
+@pytest.mark.parametrize("name", ["collated", "gathered"])
+def test_memory_is_used_again(name):
     loader = LOADERS[name]()
     for _ in range(2):
-        assert len({images.data_ptr() for images, _ in loader}) <= buffers
+        assert len({images.data_ptr() for images, _ in loader}) <= 2
 
 
 def is_mapped(address):
@@ -205,9 +199,8 @@ def is_mapped(address):
     return any(int(first, 16) <= address < int(last, 16) for first, last in ranges)
 
 
-@pytest.mark.parametrize("name", ["collated", "in a ring"])
-def test_memory_that_nobody_uses_goes_back_to_the_system(name):
-    loader = LOADERS[name]()
+def test_memory_that_nobody_uses_goes_back_to_the_system():
+    loader = LOADERS["collated"]()
     kept = list(loader)
     addresses = [images.data_ptr() for images, _ in kept]
     assert all(map(is_mapped, addresses))

@@ -14,7 +14,7 @@ from dataloaders.errors import OptionError
 from helpers.datasets import CountingStream, MapDataset, integer_sample
 
 TorchLoader = torch.utils.data.DataLoader
-OURS = {"backend": None, "device": None, "seed": None, "on_error": "raise"}
+OURS = {"backend": None, "device": None, "seed": None}
 DATASET = MapDataset(integer_sample)
 
 # Pairs of arguments are combined with each other: three or more only repeat the first refusal.
@@ -150,7 +150,6 @@ def test_our_own_options_are_checked():
         ({"seed": "7"}, r"seed='7': must be an int"),
         ({"seed": True}, r"seed=True: must be an int"),
         ({"seed": 2**64}, r"must fit in 64 bits"),
-        ({"on_error": "skip"}, r"on_error='skip': only 'raise' exists"),
     ):
         with pytest.raises(ValueError, match=message) as caught:
             DataLoader(DATASET, **arguments)

@@ -81,40 +81,6 @@ def test_the_hand_over_does_not_wait_for_the_device():
     torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 3])
-def test_static_buffers_stay_at_their_addresses(ahead):
-    loader = loader_of(Prefetch(ahead=ahead, reuse=True))
-    addresses, recent = set(), []
-    for _ in range(3):
-        for number, (rows, numbers) in enumerate(loader):
-            addresses.add(rows.data_ptr())
-            recent = [*recent[1 - ahead :], (number, rows)] if ahead > 1 else [(number, rows)]
-            torch.cuda._sleep(LONG)
-            for before, kept in recent:
-                assert int(kept[0, 0]) == before * BATCH
-            assert int(numbers[0]) == number * BATCH
-    assert len(addresses) <= ahead + min(ahead, 2)
-
-
-def test_a_captured_graph_for_each_static_buffer():
-    loader = loader_of(Prefetch(ahead=2, reuse=True))
-    graphs = {}
-    sums = []
-    for _ in range(3):
-        for rows, _ in loader:
-            if rows.data_ptr() not in graphs:
-                torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    total = rows[:, 0].sum(dtype=torch.float64)
-                graphs[rows.data_ptr()] = graph, total
-            graph, total = graphs[rows.data_ptr()]
-            graph.replay()
-            sums.append(total.clone())
-    assert [float(total) for total in sums] == first_values(3)
-    assert len(graphs) <= 4
-
-
 def test_a_graph_is_captured_while_the_thread_copies():
     """In CUDA's strictest mode, torch's own, in which calls of other threads spoil a graph."""
     loader = loader_of(Prefetch(ahead=3), num_workers=2)

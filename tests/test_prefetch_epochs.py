@@ -1,8 +1,4 @@
-"""Order, random states and the workers' own random streams, epoch after epoch, as torch's loader.
-
-With persistent workers the next epoch's first tasks are guessed and begun while an epoch ends; each
-sample notes by a clock that the loop sets whether that happened.
-"""
+"""Order, random states and workers' random streams, epoch after epoch, as torch's loader."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -33,41 +28,22 @@ from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from helpers.compare import assert_same, generator_states, seed_everything
 from helpers.contract import Unloadable, fails_at_five
-from helpers.datasets import SIZE, CountingStream, MapDataset, integer_sample
-from helpers.waits import becomes_true
+from helpers.datasets import SIZE, MapDataset, integer_sample
 
 TorchLoader = torch.utils.data.DataLoader
 WORKERS = 2
-IN_FLIGHT = 2 * WORKERS
 KEPT = {"num_workers": WORKERS, "persistent_workers": True}
 
 
 class Noting(MapDataset):
-    """Samples with draws from every process-wide generator of the worker, and who made them when.
-
-    Attributes:
-        clock: set by the loop to the number of the epoch that it is about to begin.
-        made: how many samples each worker has made.
-    """
-
-    epoch = -1
+    """Samples with draws from every process-wide generator of the worker, and who made them."""
 
     def __init__(self, size=24):
         super().__init__(integer_sample, size)
-        self.clock = torch.zeros(1, dtype=torch.int64).share_memory_()
-        self.made = torch.zeros(WORKERS, dtype=torch.int64).share_memory_()
 
     def __getitem__(self, index):
-        worker = get_worker_info().id
         draws = (torch.rand(2).tolist(), float(np.random.rand()), random.random())
-        sample = (super().__getitem__(index), worker, *draws, self.epoch, int(self.clock))
-        self.made[worker] += 1
-        return sample
-
-
-class NotingEpochs(Noting):
-    def set_epoch(self, epoch):
-        self.epoch = epoch
+        return super().__getitem__(index), get_worker_info().id, *draws
 
 
 class Draws(Sampler):
@@ -96,24 +72,15 @@ class Scene(NamedTuple):
     Attributes:
         options: of a loader for the dataset that is given.
         between: what happens before each epoch.
-        early: "+" for each epoch that begins early.
-        wasted: guesses that turn out wrong, where none is made after the last epoch.
     """
 
     options: Callable[[Any], dict[str, Any]] = lambda dataset: {"shuffle": True}
     between: Callable[[Any, int], None] = lambda loader, epoch: None
-    early: str = "-++"
-    wasted: int | None = None
 
 
 def _validate(loader, epoch):
     if epoch:
         list(TorchLoader(MapDataset(integer_sample), shuffle=True))
-
-
-def _draw_ever_more(loader, epoch):
-    for _ in range(epoch * (epoch + 1) // 2):  # as many seeds as no number of them between epochs
-        torch.empty((), dtype=torch.int64).random_()
 
 
 def _shorten(loader, epoch):
@@ -154,77 +121,47 @@ def _subset(dataset):
 
 
 SCENES = {
-    "shuffled": Scene(early="-+++"),
-    "own generator": Scene(_own_generator, early="-+++"),
+    "shuffled": Scene(),
+    "own generator": Scene(_own_generator),
     "subset": Scene(_subset),
     "distributed": Scene(_distributed, _set_epoch(0, 1, 2)),
     "short": Scene(_of(batch_size=11)),
     "one sample": Scene(lambda dataset: {"sampler": SequentialSampler([0])}),
-    "a validation loop": Scene(between=_validate, early="--++"),
-    "ever more validation loops": Scene(between=_draw_ever_more, early="-------", wasted=3),
-    "another length": Scene(between=_shorten, early="---"),
-    "another seed": Scene(_own_generator, _reseed, early="-+--", wasted=1),
-    "other batches": Scene(between=_other_batches, early="---"),
-    "another epoch": Scene(_distributed, _set_epoch(0, 5, 6, 7), early="----", wasted=1),
-    "a user's sampler": Scene(lambda dataset: {"sampler": Draws()}, early="---", wasted=0),
-    "without order": Scene(_of(in_order=False, num_workers=1), early="---", wasted=0),
+    "a validation loop": Scene(between=_validate),
+    "another length": Scene(between=_shorten),
+    "another seed": Scene(_own_generator, _reseed),
+    "other batches": Scene(between=_other_batches),
+    "another epoch": Scene(_distributed, _set_epoch(0, 5, 6)),
+    "a user's sampler": Scene(lambda dataset: {"sampler": Draws()}),
+    "without order": Scene(_of(in_order=False, num_workers=1)),
 }
 
 
-def play(kind, scene, dataset=None, **ours):
-    """Run the epochs of ``scene``: batches, states of generators, and whether each began early.
-
-    It did if the clock of its first sample is of the epoch before.
-    """
+def play(kind, scene, **ours):
+    """Run three epochs of ``scene``: batches, and states of generators."""
     seed_everything()
-    dataset = dataset or Noting()
+    dataset = Noting()
     options = {"batch_size": 2, **KEPT, **scene.options(dataset)}
     if "batch_sampler" in options:
         del options["batch_size"]
     loader = kind(dataset, collate_fn=batch_of, **options, **ours)
-    result, early = [], ""
-    for epoch, guessed in enumerate(scene.early):
-        if "backend" in ours and guessed == "+":
-            wait_for_early_tasks(dataset, result[0][0], epoch, early.count("+"))
+    result = []
+    for epoch in range(3):
         scene.between(loader, epoch)
-        dataset.clock.fill_(epoch)
-        batches = list(loader)
-        early += "+" if batches[0][0][-1] < epoch else "-"
-        notes = [[sample[:-1] for sample in batch] for batch in batches]
-        result.append((notes, generator_states(loader)))
-    return result, early
-
-
-def wait_for_early_tasks(dataset, batches, epochs, used):
-    """Return when the workers have made the next epoch's first batches, after ``epochs`` epochs.
-
-    Each of these ended with a guess, of which ``used`` turned out right.
-    """
-    sizes = [len(batch) for batch in batches]
-    wanted = epochs * sum(sizes) + (epochs - used) * sum(sizes[:IN_FLIGHT])
-    assert becomes_true(lambda: int(dataset.made.sum()) >= wanted), "no epoch begins early"
+        result.append((list(loader), generator_states(loader)))
+    return result
 
 
 @pytest.mark.parametrize("name", SCENES)
 @pytest.mark.thinned(6)
 def test_epochs_with_persistent_workers_equal_torchs(name):
-    scene, dataset = SCENES[name], Noting()
-    expected, _ = play(TorchLoader, scene)
-    got, early = play(DataLoader, scene, dataset, backend="prefetch")
-    assert_same(got, expected)
-    assert early == scene.early
-    if scene.wasted is not None:
-        sizes = [[len(batch) for batch in batches] for batches, _ in got]
-        wasted = scene.wasted * sum(sizes[0][:IN_FLIGHT])
-        assert int(dataset.made.sum()) == sum(map(sum, sizes)) + wasted
+    expected = play(TorchLoader, SCENES[name])
+    assert_same(play(DataLoader, SCENES[name], backend="prefetch"), expected)
 
 
-def test_a_seeded_epoch_begins_early_and_is_stocks():
-    scene = Scene(early="-+++")
-    expected, _ = play(DataLoader, scene, seed=7)
-    got, early = play(DataLoader, scene, seed=7, backend="prefetch")
-    assert_same(got, expected)
-    assert early == "-+++"
+def test_a_seeded_epoch_is_stocks():
+    expected = play(DataLoader, Scene(), seed=7)
+    assert_same(play(DataLoader, Scene(), seed=7, backend="prefetch"), expected)
     gathers = []
     for backend in ("prefetch", "stock"):
         data = TensorDataset(torch.arange(30))
@@ -232,65 +169,6 @@ def test_a_seeded_epoch_begins_early_and_is_stocks():
         seed_everything()
         gathers.append([(list(loader), generator_states(loader)) for _ in range(3)])
     assert_same(*gathers)
-
-
-class EpochStream(IterableDataset):
-    epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __iter__(self):
-        return iter([[self.epoch]] * 4)
-
-
-@pytest.mark.parametrize("context", [None, pytest.param("forkserver", marks=pytest.mark.nightly)])
-def test_set_epoch_reaches_the_datasets_of_persistent_workers(context):
-    options = {**KEPT, "collate_fn": batch_of, "multiprocessing_context": context}
-    options["num_workers"] = WORKERS if context is None else 1
-    for dataset in (NotingEpochs(), EpochStream()):
-        loader = DataLoader(dataset, 2, backend="prefetch", **options)
-        for epoch in (0, 1, 2, 7, 7, 8):
-            loader.set_epoch(epoch)
-            samples = [sample for batch in loader for sample in batch]
-            assert {sample[-2] if len(sample) > 1 else sample[0] for sample in samples} == {epoch}
-
-
-def test_a_datasets_next_epoch_begins_early_and_one_that_is_told_none_keeps_its_own():
-    scene = Scene(between=_set_epoch(3, 4, 5, 9, 10), early="-++--")
-    assert play(DataLoader, scene, NotingEpochs(), backend="prefetch")[1] == "-++--"
-    result, early = play(DataLoader, Scene(), NotingEpochs(), backend="prefetch")
-    assert {sample[-1] for batches, _ in result for batch in batches for sample in batch} == {-1}
-    assert early == "-++"
-
-
-def test_a_loop_that_stops_at_the_last_batch_has_ended_its_epoch():
-    for size in (8, 24):
-        dataset, batches = Noting(size), []
-        loader = DataLoader(dataset, 2, collate_fn=batch_of, backend="prefetch", **KEPT)
-        for epoch in range(3):
-            if epoch:
-                wait_for_early_tasks(dataset, batches, epoch, epoch - 1)
-            dataset.clock.fill_(epoch)
-            batches = list(itertools.islice(iter(loader), size // 2))  # and not the end
-            samples = [sample for batch in batches for sample in batch]
-            assert [sample[0] for sample in samples] == list(range(0, 3 * size, 3))
-            assert (samples[0][-1] < epoch) == (epoch > 0)
-
-
-def test_why_the_next_epoch_does_not_begin_early():
-    base = {"dataset": MapDataset(integer_sample), "num_workers": 1, "backend": "prefetch"}
-    kept = {**base, "persistent_workers": True}
-    not_early = "do not begin the next epoch before it is requested: "
-    for options, words in (
-        (kept, "the workers begin the next epoch while this one ends"),
-        (base, not_early + "workers start anew for each epoch: persistent_workers=True keeps them"),
-        ({**kept, "dataset": CountingStream()}, not_early + "an iterable dataset"),
-        ({**kept, "in_order": False}, not_early + "in_order=False"),
-        ({**kept, "sampler": Draws()}, not_early + "Draws, the sampler, is not"),
-        ({**kept, "batch_sampler": [[1]]}, not_early + "list, the batch_sampler, is not"),
-    ):
-        assert words in str(DataLoader(**options).explain())
 
 
 def fails_first(worker):
@@ -301,14 +179,14 @@ def fails_first(worker):
 @pytest.mark.parametrize(
     ("dataset", "options"),
     [
-        # Sample 5 fails in each epoch; the first tasks of a shuffled one may hold it.
+        # Sample 5 fails in each epoch.
         (MapDataset(fails_at_five, 6), {"shuffle": True}),
         # torch reports a set-up that failed with a worker's first task, and resumes it at iter().
         (MapDataset(integer_sample, 2), {"worker_init_fn": fails_first, "num_workers": 1}),
     ],
     ids=["sample", "set-up"],
 )
-def test_what_cannot_be_loaded_early_fails_its_own_epoch(dataset, options):
+def test_what_cannot_be_loaded_fails_its_own_epoch(dataset, options):
     results = []
     for kind, ours in ((DataLoader, {"backend": "prefetch"}), (TorchLoader, {})):
         seed_everything()

@@ -100,13 +100,10 @@ def test_a_chain_that_does_not_end_in_bytes_stays_and_says_why(folder: Path) -> 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_on_the_gpu_they_are_the_datasets_own_to_the_bit(
-    folder: Path, num_workers: int, reuse: bool
-) -> None:
+def test_on_the_gpu_they_are_the_datasets_own_to_the_bit(folder: Path, num_workers: int) -> None:
     arguments = {"dataset": images(folder), "batch_size": 4, "num_workers": num_workers}
-    ours = DataLoader(backend=Prefetch(reuse=reuse), **arguments)
+    ours = DataLoader(backend=Prefetch(), **arguments)
     assert "normalise" in str(ours.explain())
     seed_everything()
     got = [(image.cpu(), label.cpu()) for image, label in ours]

@@ -47,21 +47,19 @@ ACTIONS = st.lists(st.integers(0, 99), min_size=10, max_size=80)
     pins=st.booleans(),
     streams=st.integers(1, 3),
     keep=st.booleans(),
-    reuse=st.booleans(),
 )
-def test_what_the_step_reads_is_its_own_batch(seed, actions, ahead, pins, streams, keep, reuse):
+def test_what_the_step_reads_is_its_own_batch(seed, actions, ahead, pins, streams, keep):
     """Send and receive in the order of ``actions``, the device running behind at random.
 
-    Each step reads its batch, and with ``reuse`` again those before it that are still valid. Now
-    and then an epoch is broken off, and what was sent and not received is dropped.
+    Each step reads its batch. Now and then an epoch is broken off, and what was sent and not
+    received is dropped.
     """
     cuda = FakeCuda(seed)
-    transfer = PlayedPrefetch(cuda=cuda, ahead=ahead, reuse=reuse, pin_memory=pins).transfer()
+    transfer = PlayedPrefetch(cuda=cuda, ahead=ahead, pin_memory=pins).transfer()
     consumers = [cuda.default, *(cuda.stream() for _ in range(streams - 1))]
     sent = []
     received = []
     reads = []
-    addresses = set()
     numbers = itertools.count()
 
     def step(number, batch):
@@ -88,27 +86,20 @@ def test_what_the_step_reads_is_its_own_batch(seed, actions, ahead, pins, stream
             with cuda.on(consumers[action % len(consumers)]):
                 number, handle = sent.pop(0)
                 batch = transfer.receive(handle)
-                addresses.add(batch["image"].data_ptr())
                 step(number, batch)
-                if reuse:
-                    for before, valid in received[1 - ahead :] if ahead > 1 else []:
-                        step(before, valid)
             received = [*received, (number, batch)][-len(actions) if keep else -ahead :]
             del batch
     cuda.drain()
     for wanted, read in reads:
         assert_same(read, [wanted])
-    for number, batch in received[-ahead:] if reuse or not keep else received:
+    for number, batch in received if keep else received[-ahead:]:
         assert_same(batch, batch_of(number))
-    if reuse:
-        assert len(addresses) <= ahead + min(ahead, 2)
 
 
-@pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_device_memory_is_bounded_however_far_the_host_runs_ahead(ahead, reuse):
+def test_device_memory_is_bounded_however_far_the_host_runs_ahead(ahead):
     cuda = FakeCuda(ahead)
-    for batch in loader_of(MapDataset(batch_of, 60), cuda=cuda, ahead=ahead, reuse=reuse):
+    for batch in loader_of(MapDataset(batch_of, 60), cuda=cuda, ahead=ahead):
         cuda.kernel(batch["image"], [])
         del batch
     assert cuda.bytes_allocated() <= (ahead + 2) * (4 * 3 * 5 * 4 + 2 * 8)
@@ -131,18 +122,17 @@ def test_a_batch_waits_for_its_own_copies_and_for_no_later_ones():
     assert_same(batch, batch_of(0))
 
 
-@pytest.mark.parametrize("reuse", [False, True])
-def test_through_a_loader_with_a_thread_batches_are_torchs(reuse):
+def test_through_a_loader_with_a_thread_batches_are_torchs():
     data = TensorDataset(torch.rand(40, 3), torch.arange(40))
-    loader = DataLoader(data, batch_size=3, backend=PlayedPrefetch(reuse=reuse))
+    loader = DataLoader(data, batch_size=3, backend=PlayedPrefetch())
     expected = list(torch.utils.data.DataLoader(data, batch_size=3))
     for most in (5, 14):
         for batch, wanted in zip(itertools.islice(loader, most), expected, strict=False):
             loader.backend.cuda.drain()
             assert_same(batch, wanted)
-    sizes, cuda = (2, 9, 1, 40, 3), FakeCuda(0)  # larger batches get larger buffers
+    sizes, cuda = (2, 9, 1, 40, 3), FakeCuda(0)
     data = [batch_of(number, size) for number, size in enumerate(sizes)]
-    for batch, wanted in zip(loader_of(data, cuda=cuda, reuse=reuse), data, strict=True):
+    for batch, wanted in zip(loader_of(data, cuda=cuda), data, strict=True):
         cuda.drain()
         assert_same(batch, wanted)
 
@@ -206,15 +196,14 @@ class Wrapping(torch.Tensor):
         return cls(function(args[0].inner, *args[1:], **(kwargs or {})))
 
 
-@pytest.mark.parametrize("reuse", [False, True])
-def test_what_arrives_is_as_by_to(reuse):
+def test_what_arrives_is_as_by_to():
     for name, leaf in LEAVES.items():
-        (got,) = delivered([leaf], reuse=reuse)
+        (got,) = delivered([leaf])
         assert_same(got, torch.empty_like(leaf).copy_(leaf), name)
     cuda = FakeCuda(0)
     leaf = torch.arange(6.0).reshape(2, 3).as_subclass(Measured)
     leaf.spacing = (1, 2)
-    got = delivered({"scan": leaf}, cuda, reuse=reuse)["scan"]
+    got = delivered({"scan": leaf}, cuda)["scan"]
     assert (type(got), got.spacing) == (Measured, (1, 2))
     assert_same(got.as_subclass(torch.Tensor), leaf.as_subclass(torch.Tensor))
     assert got.data_ptr() != leaf.data_ptr()
@@ -222,7 +211,7 @@ def test_what_arrives_is_as_by_to(reuse):
     assert_same(delivered([Wrapping(torch.ones(2))], cuda)[0].inner, torch.ones(2))
     tv_tensors = pytest.importorskip("torchvision.tv_tensors")
     boxes = tv_tensors.BoundingBoxes(torch.ones(2, 4), format="XYXY", canvas_size=(3, 4))
-    (got,) = delivered([boxes], reuse=reuse)
+    (got,) = delivered([boxes])
     assert type(got) is tv_tensors.BoundingBoxes
     assert (got.format, got.canvas_size) == (boxes.format, boxes.canvas_size)
 
@@ -266,20 +255,11 @@ def test_where_memory_cannot_be_pinned_one_warning_says_so_and_batches_arrive():
     assert len(caught) == 1
 
 
-def test_out_of_device_memory_names_the_batch_and_takes_no_static_buffer_with_it():
+def test_out_of_device_memory_names_the_batch():
     with pytest.raises(torch.OutOfMemoryError) as caught:
         delivered([torch.zeros(250_000)], OutOfRoom(0), ahead=3)
     for part in ("1.0 MB ([float32 250000])", "ahead=3", "lower ahead", "Tried to allocate 1 GiB"):
         assert part in str(caught.value)
-    data = [[torch.ones(4), torch.ones(1000 if number % 2 else 4)] for number in range(12)]
-    batches, addresses = iter(loader_of(data, cuda=OutOfRoom(0), ahead=1, reuse=True)), set()
-    for number in range(12):
-        if number % 2:
-            with pytest.raises(torch.OutOfMemoryError):
-                next(batches)
-        else:
-            addresses.add(next(batches)[0].data_ptr())
-    assert len(addresses) <= 2
 
 
 def test_an_error_of_the_device_or_its_thread_comes_to_the_loop():

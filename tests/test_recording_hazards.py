@@ -94,6 +94,11 @@ def pasted(image):
     return back
 
 
+def methods_taken_first(image):
+    crop, convert, draft = image.crop, image.convert, image.draft
+    return image.getpixel((3, 4)), crop((1, 2, 9, 9)), convert("L"), draft("L", (9, 9))
+
+
 def with_palette(image):
     grey = image.convert("L")
     grey.putpalette(bytes(range(256)) * 3)
@@ -138,6 +143,7 @@ images(
     paste_into=lambda im: after(im, im.paste(7, (2, 3, 9, 9))),
     paste_onto=pasted,
     draw=drawn,
+    methods_taken_first=methods_taken_first,
     blend=lambda im: Image.blend(im, im.transpose(1), 0.3),
     composite=lambda im: Image.composite(im, im.transpose(0), im.convert("L")),
     alpha=lambda im: Image.alpha_composite(*[im.convert("RGBA")] * 2),

@@ -29,11 +29,11 @@ class Noting(WindowDecoder):
         super().__init__()
         self.shapes, self.windows = [], []
 
-    def decode(self, files):
-        made = super().decode(files)
-        for (_, (left, upper, right, lower)), pixels in zip(files, made, strict=True):
-            self.shapes.append(None if pixels is None else pixels.shape)
-            self.windows.append((lower - upper, right - left, 3))
+    def decode(self, file, window):
+        made = super().decode(file, window)
+        left, upper, right, lower = window
+        self.shapes.append(None if made is None else made.shape)
+        self.windows.append((lower - upper, right - left, 3))
         return made
 
 
@@ -88,7 +88,7 @@ def test_windows_of_files_are_pillows(progressive):
             left, right = np.sort(rng.choice(84, 2, replace=False)).tolist()
             upper, lower = np.sort(rng.choice(62, 2, replace=False)).tolist()
             boxes.append((left, upper, right, lower))
-        found = decoder.decode([(file, box) for box in boxes])
+        found = [decoder.decode(file, box) for box in boxes]
         for (left, upper, right, lower), made in zip(boxes, found, strict=True):
             if right - left == 1:
                 assert made is None
@@ -99,6 +99,8 @@ def test_windows_of_files_are_pillows(progressive):
 def test_what_is_left_to_pillow():
     good = FILES[0]
     left = [saved(smooth(0), "PNG"), CMYK, b"", b"no image", good[:200], good[: len(good) // 2]]
-    found = WindowDecoder().decode([(good, None), *((file, None) for file in left), (good, None)])
+    decoder = WindowDecoder()
+    found = [decoder.decode(file) for file in (good, *left, good)]
     assert [each is None for each in found] == [False, *[True] * len(left), False]
-    assert WindowDecoder().decode([(good, (-1, 0, 20, 20)), (good, (0, 0, 84, 20))]) == [None, None]
+    assert decoder.decode(good, (-1, 0, 20, 20)) is None
+    assert decoder.decode(good, (0, 0, 84, 20)) is None

@@ -125,5 +125,5 @@ class Dali(Backend):
         numbers = numbers_of(self, loader)
         prefetch: type[Backend] = registry.load("prefetch")
         replayed = Replayed(self, loader, numbers)
-        stock = registry.load("stock")(gather=False, ring=True, view=replayed.recorded)  # type: ignore[call-arg]
+        stock = registry.load("stock")(gather=False, view=replayed.recorded)  # type: ignore[call-arg]
         return prefetch(inner=stock, ahead=numbers.depth, tail=replayed).open(loader)  # type: ignore[call-arg]

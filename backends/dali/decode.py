@@ -1,7 +1,7 @@
 """Decode JPEG files on the CPU by nvImageCodec, DALI's own decoder library: whole, or a window.
 
-    (file, window or None), ... ──> uint8 [H, W, 3] each, Pillow's RGB to the bit
-                               └──> None where Pillow has to have the say: it decodes, or raises
+    file, window or None ──> uint8 [H, W, 3], Pillow's RGB to the bit
+                        └──> None where Pillow has to have the say: it decodes, or raises
 
 Left to Pillow: other formats, CMYK, more than 8 bits, windows that reach outside or are one pixel
 wide (libjpeg then ignores the neighbouring chroma), and files that fail. A damaged file does not
@@ -11,14 +11,11 @@ affect its neighbours.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from nvidia import nvimgcodec
-
-__all__ = ["WindowDecoder"]
 
 
 class WindowDecoder:
@@ -32,19 +29,19 @@ class WindowDecoder:
         )
 
     def decode(
-        self, files: Sequence[tuple[Any, tuple[int, int, int, int] | None]]
-    ) -> list[npt.NDArray[np.uint8] | None]:
-        """Return the pixels of each file, or None: see the module.
+        self, file: Any, window: tuple[int, int, int, int] | None = None
+    ) -> npt.NDArray[np.uint8] | None:
+        """Return the pixels, or None: see the module.
 
         Args:
-            files: the bytes of each, and Pillow's box (left, upper, right, lower) of its window.
-                The bytes are read where they are, and not after this returns.
+            file: its bytes, which are read where they are, and not after this returns.
+            window: Pillow's box (left, upper, right, lower).
         """
-        streams = [_stream(file, window) for file, window in files]
-        there = [stream for stream in streams if stream is not None]
-        found = iter(self._decoder().decode(there, params=self._params) if there else ())
-        images = [stream if stream is None else next(found) for stream in streams]
-        return [image if image is None else np.asarray(image) for image in images]
+        stream = _stream(file, window)
+        if stream is None:
+            return None
+        (image,) = self._decoder().decode([stream], params=self._params)
+        return None if image is None else np.asarray(image)
 
     def takes(self, file: Any) -> bool:
         """Whether ``file`` is a JPEG file as `decode` knows them, by its header."""

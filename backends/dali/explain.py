@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +22,6 @@ from .numbers import Numbers
 
 if TYPE_CHECKING:
     from . import Dali
-
-__all__ = ["explained", "obstacle_of", "unequal"]
 
 _TENSORS = ("torch.", "tensor.", "v1t.", "v2.", "to_tensor", "pil_to_tensor")
 
@@ -64,7 +62,7 @@ def explained(options: Dali, loader: Specification, numbers: Numbers) -> Plan:
     first = None if isinstance(loader.dataset, IterableDataset) else 0
     record: Any = None
     try:
-        record = observe(loader, _Look(first))
+        record = observe(loader, partial(_look, first))
         unknown = "" if record else "the first sample could not be read"
     except Unobserved as error:
         unknown = str(error)
@@ -80,17 +78,12 @@ def explained(options: Dali, loader: Specification, numbers: Numbers) -> Plan:
     return Plan(options.name, stages, str(device), notes=notes)
 
 
-@dataclass(frozen=True)
-class _Look:
+def _look(key: int | None, dataset: Any) -> dict[str, Any] | None:
     """Describe a sample; None if it cannot be read."""
-
-    key: int | None
-
-    def __call__(self, dataset: Any) -> dict[str, Any] | None:
-        try:
-            return describe_sample(dataset, self.key)
-        except Exception:  # it is raised when that sample is asked for
-            return None
+    try:
+        return describe_sample(dataset, key)
+    except Exception:  # it is raised when that sample is asked for
+        return None
 
 
 def _replay(record: Any, options: Dali, device: torch.device, threads: int) -> Iterator[Stage]:

@@ -29,8 +29,6 @@ from nvidia.dali import Pipeline, fn, types
 
 from dataloaders.replaying import DecodeError
 
-__all__ = ["Graph"]
-
 Array = npt.NDArray[Any]
 
 _ARGUMENTS = {"start": 2, "shape": 2, "size": 2, "start2": 2, "shape2": 2, "flip": 2}

@@ -8,8 +8,6 @@ import torch
 
 from dataloaders.errors import MissingDependency
 
-__all__ = ["OLDEST", "check_dali", "pip_line"]
-
 OLDEST = (2, 0)
 """The oldest version with which the tests of the graph ran, and for which PyPI has wheels."""
 

@@ -18,8 +18,6 @@ from dataloaders.tuning import learned
 if TYPE_CHECKING:
     from . import Dali
 
-__all__ = ["Numbers", "candidates", "numbers_of"]
-
 _MOST_THREADS = 32
 _MOST_BESIDE_A_GPU = 8
 """Each thread of DALI's decoder holds 32 MiB of pinned and device memory for a graph."""

@@ -31,8 +31,6 @@ from .numbers import Numbers
 if TYPE_CHECKING:
     from . import Dali
 
-__all__ = ["Replayed"]
-
 _USUAL_BATCH = 256
 _MOST_IN_A_ROW = 3
 """Batches in a row that the dataset makes itself before this counts as an error of the backend."""

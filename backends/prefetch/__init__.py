@@ -3,10 +3,10 @@
 inner backend ──> prefetch thread ──> pinned memory ──> side stream ──> the step
                   (or the loop's own thread, where the user's own Python makes the batches)
 
-session.py   what lives across epochs            device.py          the few calls of CUDA or XPU
-epoch.py     what a loop iterates                static_buffers.py  memory for reuse=True
-thread.py    the thread, and one epoch of it     remainders.py      normalisation after the copy
-transfer.py  copies, events, finished batches    profiling.py       names in a profile
+session.py   what lives across epochs            device.py      the few calls of CUDA or XPU
+epoch.py     what a loop iterates                remainders.py  normalisation after the copy
+thread.py    the thread, and one epoch of it     profiling.py   names in a profile
+transfer.py  copies, events, finished batches
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ class Prefetch(Backend):
             most one more than these beside the one in use.
         device: where batches are delivered; None: on the loader's ``device``, else on the current
             CUDA device at ``iter()``, else on the CPU.
-        reuse: deliver in static device buffers, at the same few addresses again and again: a batch
-            is valid until ``ahead`` more were taken. For CUDA graphs: one captured graph for each
-            address. Needs batches of one shape; a larger one moves its buffer.
         pin_memory: whether pageable batches are copied into page-locked memory first, from which
             the device copies beside the step. If memory cannot be locked, a warning says so and
             pageable memory is used.
@@ -69,7 +66,6 @@ class Prefetch(Backend):
     inner: Backend | str = "stock"
     ahead: int = 2
     device: torch.device | str | int | None = None
-    reuse: bool = False
     pin_memory: bool = True
     tail: bool | Remainder | None = None
     dtype: torch.dtype | None = None
@@ -132,13 +128,13 @@ class Prefetch(Backend):
             return replace(plan, backend=self.name)
         where = str(device or torch.device("cpu"))
         stages = (*plan.stages, self._transfer_stage(device))
-        notes = (*plan.notes, *self._notes(loader, inner, device))
+        notes = (*plan.notes, self._note(loader, inner, device))
         if isinstance(left, Remainder):
             stages = (*stages, Stage("normalise", where, left.describe()))
         elif left is not None:
             if self.shapes_images:
-                return Plan(self.name, obstacle=f"dtype= or memory_format=: {left.reason}")
-            notes = (*notes, f"images are normalised before the copy: {left.reason}")
+                return Plan(self.name, obstacle=f"dtype= or memory_format=: {left}")
+            notes = (*notes, f"images are normalised before the copy: {left}")
         delivers = plan.delivers if device is None else where
         return Plan(self.name, stages, delivers, notes=notes)
 
@@ -153,9 +149,7 @@ class Prefetch(Backend):
         """Return a new way to ``device`` (None: batches stay where they are)."""
         if device is None or not has_streams(device):
             return Transfer(device, self.ahead)
-        return StreamTransfer(
-            Device(device), ahead=self.ahead, reuse=self.reuse, pins=self.pin_memory
-        )
+        return StreamTransfer(Device(device), ahead=self.ahead, pins=self.pin_memory)
 
     def changes(
         self, loader: Specification, device: torch.device | None, inner: Backend
@@ -192,20 +186,13 @@ class Prefetch(Backend):
         if not has_streams(device):
             return Stage("transfer", "this process", f"copied to {device} as they are asked for")
         memory = "pinned" if self.pin_memory else "pageable"
-        how = f"copied on a side stream, from {memory} memory"
-        if self.reuse:
-            how += f", into static buffers: a batch is valid until {self.ahead} more were taken"
-        return Stage("transfer", str(device), how)
+        return Stage("transfer", str(device), f"copied on a side stream, from {memory} memory")
 
-    def _notes(
-        self, loader: Specification, inner: Backend, device: torch.device | None
-    ) -> tuple[str, ...]:
+    def _note(self, loader: Specification, inner: Backend, device: torch.device | None) -> str:
         if inner.takes_ahead(loader):
-            between: Any = getattr(inner, "between_epochs", None)
-            notes = (between(loader),) if callable(between) and loader.num_workers else ()
-            return (f"a thread takes up to {self.ahead} batches ahead of the step", *notes)
+            return f"a thread takes up to {self.ahead} batches ahead of the step"
         overlap = "only the copy overlaps" if has_streams(device) else "nothing overlaps"
         return (
             f"num_workers=0: the dataset's own code runs on the loop's thread, so {overlap} with "
-            "the step; with num_workers=1 or more batches are made ahead",
+            "the step; with num_workers=1 or more batches are made ahead"
         )

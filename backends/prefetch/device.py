@@ -14,8 +14,6 @@ import torch
 from dataloaders.machine.resources import usable_cores
 from dataloaders.machine.threads import limit_torch_threads, use_thread_local_capture
 
-__all__ = ["Device", "Event", "Stream", "dense_parts", "has_streams"]
-
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
 

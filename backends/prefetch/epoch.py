@@ -20,8 +20,6 @@ from .profiling import stage
 from .thread import Epoch, Failed, Item
 from .transfer import Transfer
 
-__all__ = ["PrefetchedEpoch", "SynchronousEpoch"]
-
 _POLL_S = 0.2
 """The longest wait without a look at ``timeout`` and at signals (`machine.waiting` says why)."""
 

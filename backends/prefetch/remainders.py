@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,25 +18,16 @@ from dataloaders.replaying.tail import DeviceTail, device_tail
 if TYPE_CHECKING:
     from . import Prefetch
 
-__all__ = ["NoTail", "Recorded", "puts_off", "records", "remainder_of"]
 
-
-class NoTail(NamedTuple):
-    """There is no device tail; ``reason`` says what stands in the way."""
-
-    reason: str
-
-
-_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, DeviceTail | NoTail]] = (
-    weakref.WeakKeyDictionary()
-)
+_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, DeviceTail | str]]
+_KNOWN = weakref.WeakKeyDictionary()
 """By loader, what was found; a proof reads samples, so it is made again only after a change."""
 
 
 def remainder_of(
     options: Prefetch, inner: Backend, loader: Specification, device: torch.device | None
-) -> Remainder | NoTail | None:
-    """Return what is left to do for one epoch; `NoTail` says why there is no tail.
+) -> Remainder | str | None:
+    """Return what is left to do for one epoch, or why there is no tail.
 
     None where no tail is wanted: by default on the CPU, where it would only move work from the
     workers to this process. Reads samples when it is asked the first time.
@@ -47,7 +38,7 @@ def remainder_of(
     if options.tail is False or (options.tail is None and on_cpu and not options.shapes_images):
         return None
     if not (records(inner) or puts_off(inner)):
-        return NoTail(f"{inner.name} makes whole batches itself")
+        return f"{inner.name} makes whole batches itself"
     wanted = (options.dtype, options.memory_format, id(loader.dataset), id(loader.collate_fn))
     known = _KNOWN.get(loader)
     if known is not None and known[0] == wanted:
@@ -57,9 +48,8 @@ def remainder_of(
         found: DeviceTail | str = DeviceTail(options.dtype, options.memory_format, told)
     else:
         found = device_tail(loader, options.dtype, options.memory_format)
-    tail = NoTail(found) if isinstance(found, str) else found
-    _KNOWN[loader] = wanted, tail
-    return tail
+    _KNOWN[loader] = wanted, found
+    return found
 
 
 def puts_off(inner: Backend) -> bool:

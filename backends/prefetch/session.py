@@ -1,7 +1,7 @@
 """What prefetching keeps open for one loader: the inner session, and a pipeline to the device.
 
 epoch() ──> specification (the loader, with what changes for us) ──> inner session
-        ──> pipeline: transfer (stream, static buffers) + prefetch thread, kept across epochs
+        ──> pipeline: transfer (its stream) + prefetch thread, kept across epochs
         ──> PrefetchedEpoch | SynchronousEpoch
 """
 
@@ -30,8 +30,6 @@ from .transfer import Transfer
 
 if TYPE_CHECKING:
     from . import Prefetch
-
-__all__ = ["PrefetchSession", "device_of"]
 
 
 class PrefetchSession(Session):

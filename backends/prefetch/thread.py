@@ -24,8 +24,6 @@ from dataloaders.errors import add_note
 from .profiling import stage
 from .transfer import Sent, Transfer
 
-__all__ = ["Epoch", "Failed", "Item", "PrefetchThread"]
-
 _PATIENCE_S = 5.0
 _LATE = (
     "dataloaders: devices report errors late: the training step may have caused this one; with "

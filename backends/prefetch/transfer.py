@@ -7,7 +7,7 @@
 A batch is *finished* when the consumer's work on it is done. At most ``_alive`` batches are on the
 device at once: the oldest must be finished before another one is sent. The allocator frees device
 memory in the order of every stream that used it (``record_stream``), so a batch may be kept for
-ever. With ``reuse`` it lies in one of a few static buffers instead.
+ever.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from dataloaders.errors import CapacityWarning
 
 from .device import Device, Event, Stream
 from .profiling import stage
-from .static_buffers import StaticBuffers, retyped
-
-__all__ = ["Sent", "StreamTransfer", "Transfer"]
 
 
 class Sent:
@@ -36,19 +33,15 @@ class Sent:
     Attributes:
         batch: complete on the device once ``copied`` has happened; None after it was received.
         copied: the event after its copies; None where nothing is queued.
-        buffers: the static buffers that it lies in, with ``reuse``.
         finished: events after which nobody reads it any more; None while that is not known.
         received: whether the consumer has got it.
     """
 
-    __slots__ = ("batch", "buffers", "copied", "finished", "received")
+    __slots__ = ("batch", "copied", "finished", "received")
 
-    def __init__(
-        self, batch: Batch, copied: Event | None = None, buffers: StaticBuffers | None = None
-    ) -> None:
+    def __init__(self, batch: Batch, copied: Event | None = None) -> None:
         self.batch = batch
         self.copied = copied
-        self.buffers = buffers
         self.finished: tuple[Event, ...] | None = None
         self.received = False
 
@@ -101,35 +94,23 @@ class StreamTransfer(Transfer):
     Args:
         device: the accelerator.
         ahead: batches to have on the device before they are asked for.
-        reuse: whether to deliver in static buffers.
         pins: whether pageable tensors are copied into pinned memory first.
     """
 
-    def __init__(
-        self, device: Device, *, ahead: int, reuse: bool = False, pins: bool = True
-    ) -> None:
-        # In static buffers ``ahead`` received batches stay valid, so fewer need to be sent.
-        super().__init__(device.device, min(ahead, 2) if reuse else ahead)
+    def __init__(self, device: Device, *, ahead: int, pins: bool = True) -> None:
+        super().__init__(device.device, ahead)
         self._device = device
-        self._ahead = ahead
-        self._reuse = reuse
         self._pins = pins
-        self._valid = ahead if reuse else 1
-        self._alive = ahead + (self.slots if reuse else 2)
+        self._alive = ahead + 2
         self._stream = device.stream()
-        # The sending thread's:
-        self._outstanding: deque[Sent] = deque()
-        self._free_buffers: deque[StaticBuffers] = deque()
-        # The consumer's: what it received and may still use, and the streams it may use it on.
-        self._received: deque[Sent] = deque()
-        self._recent_streams: deque[Stream] = deque(maxlen=1 + self._valid)
+        self._outstanding: deque[Sent] = deque()  # the sending thread's
+        # The consumer's: the batch in use, and the streams that it may use it on.
+        self._received: Sent | None = None
+        self._recent_streams: deque[Stream] = deque(maxlen=2)
 
     def start(self, remainder: Remainder | None = None) -> None:
-        """Drop what was never received; its buffers are free, since all copies share a stream."""
+        """Drop what was never received."""
         self._remainder = remainder
-        for sent in self._outstanding:
-            if not sent.received and sent.buffers is not None:
-                self._free_buffers.append(sent.buffers)
         self._outstanding = deque(sent for sent in self._outstanding if sent.received)
 
     def enter_thread(self) -> None:
@@ -143,19 +124,11 @@ class StreamTransfer(Transfer):
             torch.OutOfMemoryError: the device has no room; says how large a batch is.
         """
         self._make_room()
-        buffers = None
-        if self._reuse:
-            free = self._free_buffers
-            buffers = free.popleft() if free else StaticBuffers(self._device)
         try:
             with self._device.on(self._stream), stage("copy"):
-                sent = self._copied(batch, buffers)
-        except BaseException as error:
-            if buffers is not None:
-                self._free_buffers.appendleft(buffers)
-            if isinstance(error, torch.OutOfMemoryError):
-                raise torch.OutOfMemoryError(self._no_room(batch, error)) from error
-            raise
+                sent = Sent(self._copied(batch), self._device.record(self._stream))
+        except torch.OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(self._no_room(batch, error)) from error
         self._outstanding.append(sent)
         return sent
 
@@ -170,9 +143,9 @@ class StreamTransfer(Transfer):
         # After all that the consumer has queued until now, older batches are finished.
         events = tuple(self._device.record(recent) for recent in distinct)
         sent.received = True
-        self._received.append(sent)
-        while len(self._received) > self._valid:
-            self._received.popleft().finished = events
+        if self._received is not None:
+            self._received.finished = events
+        self._received = sent
         self._device.stream_waits(stream, sent.copied)
         batch, sent.batch = sent.batch, None
         for leaf in leaves(batch):
@@ -191,38 +164,31 @@ class StreamTransfer(Transfer):
             assert oldest.finished is not None
             for event in oldest.finished:
                 self._device.thread_waits(event)
-            if oldest.buffers is not None:
-                self._free_buffers.append(oldest.buffers)
 
-    def _copied(self, batch: Batch, buffers: StaticBuffers | None) -> Sent:
-        # What the remainder makes goes into the static buffers, not what it is made from.
-        rest = self._remainder
-        place = self._copied_leaf if buffers is None or rest is not None else buffers.copy
-        if buffers is not None:
-            buffers.begin()
-
+    def _copied(self, batch: Batch) -> Batch:
         def copied(child: Any) -> Any:
             if isinstance(child, torch.Tensor):
-                if _is_plain(child):
-                    return retyped(place(self._pinned(child.as_subclass(torch.Tensor))), child)
-                return child.to(self._device.device) if child.device.type == "cpu" else child
+                return self._copied_leaf(child)
             if callable(getattr(child, "to", None)):
                 return self._copied_custom(child)
             return map_children(child, copied)
 
-        if rest is None:
-            moved = copied(batch)
-        else:
-            with stage("remainder"):
-                moved = rest.apply(batch, move=copied, empty_like=torch.empty_like)
-            if buffers is not None:
-                moved = buffers.copy_all(moved)
-        return Sent(moved, self._device.record(self._stream), buffers)
+        if self._remainder is None:
+            return copied(batch)
+        with stage("remainder"):
+            return self._remainder.apply(batch, move=copied, empty_like=torch.empty_like)
 
     def _copied_leaf(self, leaf: torch.Tensor) -> torch.Tensor:
-        target = self._device.empty_like(leaf)
-        self._device.copy(target, leaf)
-        return target
+        if not _is_plain(leaf):
+            return leaf.to(self._device.device) if leaf.device.type == "cpu" else leaf
+        source = self._pinned(leaf.as_subclass(torch.Tensor))
+        target = self._device.empty_like(source)
+        self._device.copy(target, source)
+        if type(leaf) is torch.Tensor:
+            return target
+        typed = target.as_subclass(type(leaf))
+        typed.__dict__.update(vars(leaf))
+        return typed
 
     def _copied_custom(self, batch: Any) -> Any:
         """Copy by the type's own methods: only it knows which of its tensors must stay."""
@@ -261,7 +227,7 @@ class StreamTransfer(Transfer):
         size = nbytes(batch) / 1e6
         return (
             f"no room on {self._device.device} for the next batch of {size:.1f} MB "
-            f"({describe(batch)}), with up to {self._alive} alive at once (ahead={self._ahead}): "
+            f"({describe(batch)}), with up to {self._alive} alive at once (ahead={self.slots}): "
             f"lower ahead, as in backend=Prefetch(ahead=1), or the batch size. {error}"
         )
 

@@ -5,8 +5,8 @@ dataset in memory, default collation ──> iterators.py  torch's iterators, fe
                                             order.py   torch's samplers as index tensors
 everything else ───────────────────────> torch's own iterator
                                             collate.py  large batches in memory from the pool
-taken ahead by a thread (prefetch) ────> ahead/         torch's worker iterator, no gap between
-                                                        epochs; the gather; samplers stay here
+taken ahead by a thread (prefetch) ────> ahead/         torch's worker iterator, or the gather;
+                                                        samplers stay on the loop's thread
 """
 
 from __future__ import annotations
@@ -29,15 +29,10 @@ from dataloaders.plan import Plan
 from dataloaders.seeding.seeded import Seeding
 from dataloaders.specification import iterates_itself
 
-from .ahead import AheadWorkers, GatherEpoch, NextEpochGuess, epoch_of_dataset, no_guess
+from .ahead.gather import GatherEpoch
+from .ahead.workers import AheadWorkers
 from .describe import describe
-from .iterators import (
-    gathering_iterator,
-    gathering_view,
-    obstacle,
-    plain_iterator,
-    ring_view,
-)
+from .iterators import gathering_iterator, gathering_view, obstacle, plain_iterator
 
 __all__ = ["Stock"]
 
@@ -51,16 +46,12 @@ class Stock(Backend):
             StackDataset, a bare tensor or array) with torch's default collation is fetched by one
             indexed gather a batch. Batches and generator states equal torch's to the bit either
             way; False is for comparing the two.
-        ring: whether workers collate large tensors into recycled shared memory instead of a new
-            segment for each batch. The batches equal torch's to the bit, except that they do not
-            count as shared (``is_shared()``), so this is off by default.
         view: called with the loader, under ``seed=`` with its seeded view, and returns what is
             iterated in its place, with the same samplers: ``backend="dali"`` records so.
     """
 
     name: ClassVar[str] = "stock"
     gather: bool = True
-    ring: bool = False
     view: Callable[[Specification], Specification] | None = None
 
     def explain(self, loader: Specification) -> Plan:
@@ -68,7 +59,7 @@ class Stock(Backend):
         try:
             own = _iterates_itself(loader)
             obstacle = None if own else self._obstacle(loader)
-            return describe(loader, self.name, obstacle, own=own, ring=self.ring)
+            return describe(loader, self.name, obstacle, own=own)
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             note = f"this loader could not be read ({type(error).__name__}: {error}); torch may run"
             return Plan(self.name, notes=(note,))
@@ -81,16 +72,6 @@ class Stock(Backend):
             return _is_torchs(loader) and (loader.num_workers > 0 or ours or gathers)
         except Exception:  # a loader may hold anything
             return False
-
-    def between_epochs(self, loader: Specification) -> str:
-        """Say what a thread that takes ahead finds between two epochs of ``loader``."""
-        try:
-            why = no_guess(loader)
-        except Exception as error:
-            why = f"this loader could not be read ({type(error).__name__}: {error})"
-        if why is None:
-            return "the workers begin the next epoch while this one ends"
-        return f"the workers do not begin the next epoch before it is requested: {why}"
 
     def open(self, loader: Specification) -> Session:
         """Open a session that iterates ``loader`` as torch does."""
@@ -136,9 +117,10 @@ class _StockSession(Session):
             return None  # workers that somebody else started
         specification = self._view(loader, gathers)
         if workers is not None:
-            workers.begin(specification, dataset_epoch=epoch_of_dataset(loader))
+            workers.begin(specification)
             return workers.epoch()
-        workers = self._workers(loader, specification, gathers)
+        view = gathering_view(specification) if gathers else self._changed(specification)
+        workers = AheadWorkers(view)  # not by torch's method, which would repeat its warnings
         if loader.persistent_workers:
             loader._iterator = workers
         return workers.epoch()
@@ -153,21 +135,6 @@ class _StockSession(Session):
         if loader is None:
             raise RuntimeError("the loader of this session is gone: keep it while iterating")
         return loader
-
-    def _workers(
-        self, loader: Specification, specification: Specification, gathers: bool
-    ) -> AheadWorkers:
-        """Start new workers for a thread to take from; their iterator does not hold the loader.
-
-        When the loader was made, torch warned if it has too many workers. It warns again when it
-        starts them, from another line, which would show the same warning twice.
-        """
-        guess = None
-        if loader.persistent_workers:
-            seeding = None if specification is loader else self._seeding
-            guess = NextEpochGuess(loader, seeding, samples=not gathers)
-        view = gathering_view(specification) if gathers else self._changed(specification)
-        return AheadWorkers(view, dataset_epoch=epoch_of_dataset(loader), guess=guess)
 
     def _view(self, loader: Specification, gathers: bool) -> Specification:
         """Return what is iterated: the loader, or with ``seed=`` its seeded view."""
@@ -184,9 +151,7 @@ class _StockSession(Session):
         return plain_iterator(self._changed(loader), self._pool)
 
     def _changed(self, loader: Specification) -> Specification:
-        if self._backend.view is not None:
-            loader = self._backend.view(loader)
-        return ring_view(loader) if self._backend.ring else loader
+        return loader if self._backend.view is None else self._backend.view(loader)
 
 
 def _iterates_itself(loader: Specification) -> bool:

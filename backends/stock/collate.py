@@ -17,13 +17,8 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils import collate as torch_collate
 
-from dataloaders.batches.collation import CollatesInto
 from dataloaders.batches.memory import HostMemory
 from dataloaders.batches.tree import Batch
-
-from .shared_ring import SharedRing
-
-__all__ = ["PooledCollate", "RingCollate"]
 
 SMALLEST_SAMPLE = 1 << 14
 """The size in bytes from which a sample pays: below, looking at each takes longer than it saves."""
@@ -85,7 +80,7 @@ class _Stack:
         return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
     def _pooled(self, batch: Any, first: torch.Tensor) -> torch.Tensor | None:
-        if not _is_usual(batch, first, self._memory.in_worker):
+        if not _is_usual(batch, first):
             return None
         try:
             out = self._memory.empty((len(batch), *first.shape), first.dtype)
@@ -95,14 +90,14 @@ class _Stack:
             return None  # torch fails in the same way, and raises its own error
 
 
-def _is_usual(batch: Sequence[torch.Tensor], first: torch.Tensor, in_worker: bool) -> bool:
+def _is_usual(batch: Sequence[torch.Tensor], first: torch.Tensor) -> bool:
     """Whether stacking into dense memory gives the result or the error of torch's collation."""
     kind = type(first)
     if kind is not torch.Tensor and not kind.__module__.startswith("torchvision.tv_tensors."):
         return False
     if type(batch) not in (list, tuple) or {*map(type, batch)} != {kind}:
         return False
-    if (get_worker_info() is not None) is not in_worker:  # shared memory there, and only there
+    if get_worker_info() is not None:  # torch collates into shared memory there
         return False
     if torch._C._len_torch_dispatch_stack():  # fake tensors, tracing
         return False
@@ -112,37 +107,13 @@ def _is_usual(batch: Sequence[torch.Tensor], first: torch.Tensor, in_worker: boo
         dtype = first.dtype  # out= would silently convert samples of other types
         if not all(sample.dtype is dtype for sample in batch):
             return False
-        # Torch makes a batch contiguous whatever its samples are, except that outside of workers it
-        # keeps the channels-last layout of samples in 4 and 5 dimensions.
-        format_ = None if in_worker else _CHANNELS_LAST.get(first.dim())
+        # Torch makes a batch contiguous whatever its samples are, except that it keeps the
+        # channels-last layout of samples in 4 and 5 dimensions.
+        format_ = _CHANNELS_LAST.get(first.dim())
         return format_ is None or all(
             sample.is_contiguous() and not sample.is_contiguous(memory_format=format_)
             for sample in batch
         )
-
-
-class RingCollate:
-    """Call a collate_fn in workers, torch's own by default, with large tensors in a ring's slots.
-
-    The workers call it; the consumer's copy keeps the ring alive.
-    """
-
-    def __init__(self, ring: SharedRing, collate_fn: CollatesInto | None = None) -> None:
-        self._ring = ring
-        self._own = collate_fn
-        self._collate = PooledCollate(ring) if collate_fn is None else collate_fn.into(ring.memory)
-
-    def __reduce__(self) -> Any:
-        return RingCollate, (self._ring, self._own)
-
-    def __call__(self, samples: Any) -> Batch:
-        """Return the batch of ``samples``, equal to the collate_fn's."""
-        self._ring.begin_batch()
-        try:
-            return self._collate(samples)
-        except BaseException:
-            self._ring.undo_batch()
-            raise
 
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -9,6 +9,7 @@ epoch changes as it does under torch.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,6 @@ from torch.utils.data import StackDataset, Subset, TensorDataset, get_worker_inf
 from dataloaders.batches.collation import collates_as_torch
 from dataloaders.batches.memory import HostMemory
 from dataloaders.batches.tree import Batch
-
-from .order import Index, Table, as_index
-
-__all__ = ["Gatherer", "NotGatherable", "obstacle"]
 
 
 class NotGatherable(Exception):
@@ -37,7 +34,6 @@ class Gatherer:
     def __init__(self, dataset: Any, memory: HostMemory | None = None) -> None:
         self._dataset = dataset
         self._memory = memory
-        self._tables: dict[int, Table] = {}
 
     def batch(self, index: Any) -> Batch:
         """Return ``default_collate([dataset[i] for i in index])``.
@@ -53,23 +49,25 @@ class Gatherer:
             raise NotGatherable("default_collate_fn_map was changed")
         return self._gather(self._dataset, index)
 
-    def _gather(self, dataset: Any, index: Index | None) -> Batch:
+    def _gather(self, dataset: Any, index: Any) -> Batch:
         """Gather the batch of ``index``; None: only find out whether that can be."""
         kind = type(dataset)
-        if kind is Subset:
-            if type(dataset.indices) not in _TABLES:
-                raise NotGatherable(
-                    f"the Subset's indices are a {type(dataset.indices).__name__}, not a list"
-                )
-            if index is not None:
-                table = self._tables.get(id(dataset))
-                if table is None:
-                    table = self._tables[id(dataset)] = Table(dataset)
-                index = table.lookup(dataset.indices, index)
-            return self._gather(dataset.dataset, index)
-        rows = None if index is None else as_index(index)
+        rows = None if index is None else _as_index(index)
         if rows is None and index is not None:
             raise NotGatherable("an index is not an integer")
+        if kind is Subset:
+            table = dataset.indices
+            if type(table) not in _TABLES:
+                raise NotGatherable(
+                    f"the Subset's indices are a {type(table).__name__}, not a list"
+                )
+            if rows is not None:
+                known = None if type(table) in (list, tuple, range) else _as_index(table)
+                if known is None:
+                    index = [table[row] for row in rows.tolist()]
+                else:
+                    index = known.index_select(0, rows)
+            return self._gather(dataset.dataset, index)
         if kind is StackDataset:
             children = dataset.datasets
             if type(children) is dict:
@@ -119,6 +117,22 @@ def obstacle(dataset: Any) -> str | None:
 
 
 _TABLES = (list, tuple, range, np.ndarray, torch.Tensor)
+_INTEGERS = {int, np.int64, np.int32}
+
+
+def _as_index(values: Any) -> torch.Tensor | None:
+    """Return ``values`` as an int64 tensor with one dimension in host memory; None if not ints."""
+    kind = type(values)
+    if kind is torch.Tensor:
+        fits = values.dtype == torch.int64 and values.dim() == 1 and values.is_cpu
+        return values if fits and len(values) else None
+    # bool would add a dimension.
+    if (kind is list or kind is tuple) and values and _INTEGERS.issuperset(map(type, values)):
+        # array() reads a list of ints several times faster than torch.tensor() does.
+        return torch.frombuffer(array("q", values), dtype=torch.int64)
+    if kind is np.ndarray and values.dtype == np.int64 and values.ndim == 1 and len(values):
+        return torch.from_numpy(values) if values.flags.writeable else None
+    return None
 
 
 def _not_plain(tensor: torch.Tensor) -> str | None:

@@ -3,8 +3,8 @@
 num_workers = 0    torch's single-process iterator; indices as tensors, fetched by the gather
 num_workers > 0    torch's multi-process iterator over a view of the loader, whose dataset returns
                    indices and whose collate_fn gathers
-no gather          torch's own iterator; its default collation becomes the one that collates
-                   into pooled memory, or in workers into a ring of shared memory
+no gather          torch's own iterator; without workers its default collation becomes the one
+                   that collates into pooled memory
 
 The iterators are instances of torch's own classes, never of subclasses. Only their fetcher, their
 index sampler or the view of the loader that they read differ. Everything else stays torch's: seeds,
@@ -17,22 +17,20 @@ from typing import Any
 
 import torch
 import torch.utils.data
-from torch.utils.data import default_collate
+from torch.utils.data import BatchSampler, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from dataloaders.backend import Specification
-from dataloaders.batches.collation import CollatesInto, collates_as_torch
+from dataloaders.batches.collation import collates_as_torch
 from dataloaders.batches.memory import HostMemory, HostPool, PinnedMemory
 from dataloaders.batches.tree import Batch
 from dataloaders.batches.whole import RowNumbers, ShowsDataset
 from dataloaders.specification import view_of
 
-from . import gather, order
-from .collate import PooledCollate, RingCollate
-from .shared_ring import SharedRing
-
-__all__ = ["gathering_iterator", "gathering_view", "obstacle", "plain_iterator", "ring_view"]
+from . import gather
+from .collate import PooledCollate
+from .order import index_batches
 
 _TorchLoader = torch.utils.data.DataLoader
 
@@ -69,9 +67,10 @@ def gathering_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoader
         return gathering_view(loader)._get_iterator()
     iterator = loader._get_iterator()
     assert isinstance(iterator, _SingleProcessDataLoaderIter)
-    known = order.is_known(loader.batch_sampler)
+    batches: Any = loader.batch_sampler
+    known = type(batches) is BatchSampler
     if known:  # torch's iterator over it was not started: it has drawn nothing
-        iterator._sampler_iter = order.index_batches(loader.batch_sampler)
+        iterator._sampler_iter = index_batches(batches)
     memory = _memory(iterator, pool)
     iterator._dataset_fetcher = _GatheringFetcher(loader, memory, index_is_ours=known)
     return iterator
@@ -98,21 +97,6 @@ def plain_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoaderIter
         if fetcher.collate_fn is default_collate:
             fetcher.collate_fn = PooledCollate(_memory(iterator, pool))
     return iterator
-
-
-def ring_view(loader: Specification) -> Specification:
-    """Return a view of ``loader`` whose workers collate into a ring of shared memory, if possible.
-
-    It is not possible without workers, with the user's own collation, or with a changed iteration.
-    The loader itself is then returned.
-    """
-    own = loader.collate_fn if isinstance(loader.collate_fn, CollatesInto) else None
-    if loader.num_workers == 0 or (own is None and loader.collate_fn is not default_collate):
-        return loader
-    if _changes_iteration(type(loader)):
-        return loader
-    ring = SharedRing(loader.num_workers, loader.prefetch_factor or 2)
-    return view_of(loader, collate_fn=RingCollate(ring, own))
 
 
 def _memory(iterator: _SingleProcessDataLoaderIter, pool: HostPool) -> HostMemory:

@@ -1,16 +1,14 @@
-"""Whether torch's default collation is unmodified; collations whose bytes go where one says."""
+"""Whether torch's default collation is unmodified."""
 
 from __future__ import annotations
 
-from abc import ABC, ABCMeta, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABCMeta
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
-
-__all__ = ["CollatesInto", "collates_as_torch"]
 
 _TORCHS: dict[Any, Any] = {
     torch.Tensor: torch_collate.collate_tensor_fn,
@@ -22,18 +20,6 @@ _TORCHS: dict[Any, Any] = {
     bytes: torch_collate.collate_str_fn,
 }
 _COLLATED = (torch.Tensor, np.ndarray, np.generic, float, int, str, bytes, Mapping, Sequence)
-
-
-class CollatesInto(ABC):
-    """A collate_fn that sends one large tensor of bytes, in memory that may be given to it."""
-
-    @abstractmethod
-    def into(self, empty: Callable[[int], torch.Tensor | None]) -> Callable[[Any], Any]:
-        """Return this collation with its bytes in memory from ``empty``.
-
-        Args:
-            empty: returns uint8 memory of at least so many bytes; None: there is none.
-        """
 
 
 def collates_as_torch() -> bool:

@@ -28,8 +28,6 @@ import torch
 
 from dataloaders.machine.resources import total_memory
 
-__all__ = ["SMALLEST", "HostMemory", "HostPool", "PinnedMemory", "tensor_over"]
-
 SMALLEST = 2 << 20
 """The size in bytes from which a buffer is worth about 15 microseconds of Python.
 
@@ -44,10 +42,6 @@ _PAGE = mmap.PAGESIZE
 class HostMemory(Protocol):
     """A source of memory for batches."""
 
-    @property
-    def in_worker(self) -> bool:
-        """Whether this memory is for a DataLoader's workers, or for every other process."""
-
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a dense CPU tensor of ``shape`` and ``dtype`` with undefined contents."""
 
@@ -61,8 +55,6 @@ class PinnedMemory:
     Torch reuses a pinned block only after every copy that was queued from it has run, so a batch
     may be dropped right after ``batch.to("cuda", non_blocking=True)``.
     """
-
-    in_worker = False
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a dense, pinned CPU tensor with undefined contents.
@@ -88,8 +80,6 @@ class HostPool:
             sixteenth of the machine's memory.
         smallest: tensors of fewer bytes come from ``torch.empty``.
     """
-
-    in_worker = False
 
     def __init__(self, *, most_free: int | None = None, smallest: int = SMALLEST) -> None:
         self._most_free = _default_most_free() if most_free is None else most_free
@@ -122,10 +112,12 @@ class HostPool:
     def empty_like(self, leaf: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a tensor like ``leaf`` with undefined contents, as ``torch.empty_like`` does.
 
-        It comes from the pool if ``leaf`` is contiguous and on the CPU, else it is fresh.
+        It comes from the pool if ``leaf`` has a contiguous tensor's strides and is on the CPU.
         """
         if leaf.is_cpu and leaf.is_contiguous():
-            return self.empty(leaf.shape, dtype or leaf.dtype)
+            out = self.empty(leaf.shape, dtype or leaf.dtype)
+            if out.stride() == leaf.stride():  # that of a size 1 may be any
+                return out
         return torch.empty_like(leaf, dtype=dtype)
 
     def pays_for(self, nbytes: int) -> bool:

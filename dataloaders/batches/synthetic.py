@@ -11,22 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from dataloaders.batches.tree import Batch, map_children, map_tensors, to_device
 from dataloaders.errors import OptionError
 
-__all__ = ["Recipe", "TensorSpec", "shortened"]
-
-Number: TypeAlias = "int | float | complex"
-
 _DTYPES = frozenset(
     getattr(torch, name)
     for name in (
         *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
-        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float16", "bfloat16", "float32", "float64"),
         *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
     )
 )
@@ -38,10 +34,10 @@ class TensorSpec:
 
     Attributes:
         shape: its sizes, including the batch dimension.
-        dtype: bool, a float (also float8), an integer or a complex dtype.
-        low: the least value; for complex numbers, of both parts.
-        high: the greatest value. Integers include it; floats may stay just below it. For bool, the
-            share of True, from 0 to 1.
+        dtype: bool, a float (also float8) or an integer dtype.
+        low: the least value.
+        high: the greatest value, below 2**63. Integers include it; floats may stay just below it.
+            For bool, the share of True, from 0 to 1.
         stride: its strides in elements, such as those of channels_last; None for contiguous.
 
     Raises:
@@ -51,8 +47,8 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
-    low: Number = 0
-    high: Number = 1
+    low: float = 0
+    high: float = 1
     stride: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -64,32 +60,30 @@ class TensorSpec:
                 f"TensorSpec dtype={self.dtype!r}: must be a torch.dtype of plain numbers, such as "
                 "torch.float32 or torch.int64"
             )
-        for low, high in zip(_parts(self.low), _parts(self.high), strict=True):
-            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-                raise OptionError(
-                    f"TensorSpec low={self.low}, high={self.high}: both must be finite, "
-                    "low not above high"
-                )
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
+            raise OptionError(
+                f"TensorSpec low={self.low}, high={self.high}: both must be finite, low not above "
+                "high"
+            )
+        limits: Any
         if self.dtype is torch.bool:
-            smallest, greatest = 0.0, 1.0
-        elif self.dtype.is_floating_point or self.dtype.is_complex:
-            smallest, greatest = torch.finfo(self.dtype).min, torch.finfo(self.dtype).max
+            least, greatest = 0.0, 1.0
         else:
-            smallest, greatest = torch.iinfo(self.dtype).min, torch.iinfo(self.dtype).max
-        for bound in (*_parts(self.low), *_parts(self.high)):
-            if not smallest <= bound <= greatest:
-                raise OptionError(
-                    f"TensorSpec low={self.low}, high={self.high}: {self.dtype} holds values "
-                    f"from {smallest} to {greatest}"
-                )
+            limits = torch.finfo if self.dtype.is_floating_point else torch.iinfo
+            least, greatest = limits(self.dtype).min, limits(self.dtype).max
+        if self.low < least or self.high > greatest:
+            raise OptionError(
+                f"TensorSpec low={self.low}, high={self.high}: {self.dtype} holds values "
+                f"from {least} to {greatest}"
+            )
 
     @classmethod
     def of(cls, leaf: torch.Tensor) -> TensorSpec | None:
         """Describe ``leaf``; None if no tensor like it can be made from numbers alone.
 
-        That is the case for a sparse, nested or quantized tensor, a subclass, a tensor that
-        requires grad, and one without finite values. Values that are not finite are left out of the
-        range.
+        That is the case for a sparse, nested, quantized or complex tensor, a subclass, a tensor
+        that requires grad, and one without finite values or with integers from 2**63 on. Values
+        that are not finite are left out of the range.
         """
         if type(leaf) is not torch.Tensor or leaf.dtype not in _DTYPES:
             return None
@@ -115,38 +109,18 @@ class TensorSpec:
             tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
         if generator is None or tensor.numel() == 0:
             return tensor
-        if self.dtype.is_complex:
-            (low, low_imag), (high, high_imag) = _parts(self.low), _parts(self.high)
-            real = self._floats(low, high, device, generator)
-            imag = self._floats(low_imag, high_imag, device, generator)
-            return tensor.copy_(torch.complex(real, imag))
-        if self.dtype is torch.bool:
-            share = torch.rand(self.shape, device=device, generator=generator)
-            return tensor.copy_(share < float(_parts(self.high)[0]))
-        if self.dtype.is_floating_point:
-            low, high = _parts(self.low)[0], _parts(self.high)[0]
-            return tensor.copy_(self._floats(low, high, device, generator))
-        return tensor.copy_(self._integers(device, generator))
-
-    def _integers(self, device: torch.device, generator: torch.Generator) -> torch.Tensor:
-        low, high = int(self.low.real), int(self.high.real)
-        shift = 2**63 if high >= 2**63 else 0  # uint64 beyond int64: drawn 2**63 lower
-        if low == high:
-            drawn = torch.full(self.shape, low - shift, dtype=torch.int64, device=device)
-        else:  # randint's end is exclusive and must fit in int64
-            end = min(high - shift + 1, 2**63 - 1)
-            drawn = torch.randint(low - shift, end, self.shape, device=device, generator=generator)
-        # Adding 2**63 modulo 2**64 flips the top bit.
-        return (drawn ^ -(2**63)).view(torch.uint64) if shift else drawn
-
-    def _floats(
-        self, low: float, high: float, device: torch.device, generator: torch.Generator
-    ) -> torch.Tensor:
-        wide = self.dtype in (torch.float64, torch.complex128)
-        dtype = torch.float64 if wide else torch.float32
-        share = torch.rand(self.shape, dtype=dtype, device=device, generator=generator)
-        # Not low + share * (high - low), where the difference may overflow.
-        return (low * (1 - share)).add_(share, alpha=high).clamp_(low, high)
+        if self.dtype.is_floating_point or self.dtype is torch.bool:
+            wide = torch.float64 if self.dtype is torch.float64 else torch.float32
+            share = torch.rand(self.shape, dtype=wide, device=device, generator=generator)
+            if self.dtype is torch.bool:
+                return tensor.copy_(share < self.high)
+            # Not low + share * (high - low), where the difference may overflow.
+            values = (self.low * (1 - share)).add_(share, alpha=self.high)
+            return tensor.copy_(values.clamp_(self.low, self.high))
+        low, end = int(self.low), min(int(self.high) + 1, 2**63 - 1)  # exclusive, within int64
+        if low >= end:
+            return tensor.fill_(low)
+        return tensor.copy_(torch.randint(low, end, self.shape, device=device, generator=generator))
 
 
 class Recipe:
@@ -240,28 +214,17 @@ def _is_custom(value: object) -> bool:
     return hasattr(value, "to") and not isinstance(value, Mapping)
 
 
-def _parts(number: Number) -> tuple[float, float]:
-    return (number.real, number.imag)
-
-
-def _bounds(leaf: torch.Tensor) -> tuple[Number, Number] | None:
+def _bounds(leaf: torch.Tensor) -> tuple[float, float] | None:
     """Return (low, high) of the finite values, for bool (0, share of True); None without any."""
-    if leaf.dtype.is_complex:
-        parts = torch.view_as_real(leaf.resolve_conj().to(torch.complex128))
-        real, imag = _bounds(parts[..., 0]), _bounds(parts[..., 1])
-        if real is None or imag is None:
-            return None
-        return complex(real[0].real, imag[0].real), complex(real[1].real, imag[1].real)
     if leaf.dtype is torch.bool:
         return 0, float(leaf.float().mean())
-    if leaf.dtype.is_floating_point:
-        values = leaf if leaf.dtype in (torch.float32, torch.float64) else leaf.float()
-        low, high = torch.aminmax(values)
-        if not (torch.isfinite(low) and torch.isfinite(high)):
-            finite = values[torch.isfinite(values)]
-            if finite.numel() == 0:
-                return None
-            low, high = torch.aminmax(finite)
-        return float(low), float(high)
-    array = leaf.cpu().numpy()  # NumPy supports minimum and maximum of unsigned types too
-    return int(array.min()), int(array.max())
+    if not leaf.dtype.is_floating_point:
+        array = leaf.cpu().numpy()  # NumPy supports minimum and maximum of unsigned types too
+        low, high = int(array.min()), int(array.max())
+        return None if high >= 2**63 else (low, high)
+    values = leaf if leaf.dtype in (torch.float32, torch.float64) else leaf.float()
+    values = values[torch.isfinite(values)]
+    if not values.numel():
+        return None
+    least, greatest = torch.aminmax(values)
+    return float(least), float(greatest)

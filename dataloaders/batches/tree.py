@@ -25,17 +25,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = [
-    "Batch",
-    "describe",
-    "leaves",
-    "map_tensors",
-    "nbytes",
-    "same_bits",
-    "samples_in",
-    "to_device",
-]
-
 Batch: TypeAlias = Any
 """What the loader yields at each step: any nesting of tensors, or a custom type."""
 

@@ -19,8 +19,6 @@ from torch.utils.data import get_worker_info
 
 from dataloaders.batches.tree import Batch
 
-__all__ = ["RowNumbers", "SeededRows", "ShowsDataset", "WholeBatches"]
-
 
 class SeededRows(NamedTuple):
     """The indices of a batch under ``seed=``.

@@ -174,8 +174,8 @@ def _advice(analysis: Analysis, feed: Feed) -> list[str]:
         share = 0.0 if launch is None or step is None else launch.low / step.estimate
         if analysis.verdict == "step-bound" and share >= _LAUNCH_SHARE:
             tips[1] = (
-                f"{share:.0%} of each step, at the least, the device waits for work: launch less, by "
-                "torch.compile(mode='reduce-overhead'), CUDA graphs or a larger batch"
+                f"{share:.0%} of each step, at the least, the device waits for work: launch less, "
+                "by torch.compile(mode='reduce-overhead'), CUDA graphs or a larger batch"
             )
         return tips
     longer = "measure longer (budget_s, --budget)"

@@ -9,6 +9,8 @@ tensor.py   stand-ins of tensors
 hooks.py    where stand-ins come from, and the functions that are recorded
 ops.py      each recorded step, done for real
 worker.py   a loader whose workers record
+ring.py     shared memory for a batch's files, used again
+tail.py     only the steps that make floats of bytes and end a sample
 
 Neither Pillow nor torchvision is imported before a worker records.
 """

@@ -7,14 +7,12 @@ import enum
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-
-__all__ = ["Recorder", "Unrecordable", "files_only", "frozen", "recorder", "recording", "suspended"]
 
 _LOOKS = 16  # kept of one batch
 
@@ -101,6 +99,21 @@ _CONSTANT = (int, float, bool, complex, str, bytes, type(None), type(...), torch
 _CONSTANTS = frozenset((*_CONSTANT, torch.memory_format, torch.Size))
 
 
+CONTAINERS = frozenset((tuple, list, dict, slice))
+
+
+def map_inner(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return ``value`` with ``function`` applied to its members; itself if it is no container."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([function(each) for each in value])
+    if kind is dict:
+        return {name: function(each) for name, each in value.items()}
+    if kind is slice:
+        return slice(function(value.start), function(value.stop), function(value.step))
+    return value
+
+
 def frozen(value: Any) -> Any:
     """Return ``value`` as it is now, made of builtins, enums and copies of arrays.
 
@@ -110,12 +123,8 @@ def frozen(value: Any) -> Any:
     kind = type(value)
     if kind in _CONSTANTS or isinstance(value, np.generic):
         return value
-    if kind is tuple or kind is list:
-        return kind([frozen(each) for each in value])
-    if kind is dict:
-        return {name: frozen(each) for name, each in value.items()}
-    if kind is slice:
-        return slice(frozen(value.start), frozen(value.stop), frozen(value.step))
+    if kind in CONTAINERS:
+        return map_inner(value, frozen)
     if isinstance(value, enum.IntEnum):
         return int(value)
     if isinstance(value, enum.Enum):

@@ -22,8 +22,6 @@ from dataloaders.recording import ops, program, tail, tensor
 from dataloaders.recording.context import Unrecordable, files_only, recorder
 from dataloaders.recording.program import Node
 
-__all__ = ["install"]
-
 _installed: set[str] = set()
 _counter = itertools.count()
 
@@ -71,8 +69,9 @@ def _template(*args: Any, **kwargs: Any) -> Any:
 
 def _collated(original: Any, batch: Any, **kwargs: Any) -> Any:
     """Stack as torch does, but not in memory that it has allocated itself."""
-    if any(isinstance(each, tensor.Recorded) for each in batch):
-        if any(isinstance(each, tensor.Recorded) and each._real is None for each in batch):
+    stand_ins = [each for each in batch if isinstance(each, tensor.Recorded)]
+    if stand_ins:
+        if any(each._real is None for each in stand_ins):
             return torch.stack(batch, 0)
         batch = [each._real if isinstance(each, tensor.Recorded) else each for each in batch]
     return original(batch, **kwargs)

@@ -28,8 +28,6 @@ from dataloaders.recording.ops import run
 from dataloaders.recording.posing import posed, posing
 from dataloaders.recording.program import Node
 
-__all__ = ["MODES", "Recorded", "header_of", "materialise", "new", "node_of", "pose", "recorded"]
-
 MODES = {"L": 1, "RGB": 3, "RGBA": 4, "CMYK": 4, "P": 1, "LA": 2, "YCbCr": 3, "HSV": 3}
 """Channels of the modes with a byte each."""
 
@@ -71,9 +69,10 @@ def node_of(image: Recorded) -> Node | None:
     The file is read and closed here, where Pillow would read it.
     """
     state = vars(image)
-    with _LOCK:
-        if isinstance(image, Recorded) and state["_node"] is None:
-            _read(image, state)
+    if state.get("_node") is None:
+        with _LOCK:
+            if isinstance(image, Recorded) and state["_node"] is None:
+                _read(image, state)
     return state.get("_node")
 
 
@@ -164,12 +163,12 @@ def new(node: Node, like: Recorded | None = None) -> Any:
     """Return a stand-in of what ``node`` makes, with the ``info`` of another."""
     image = object.__new__(_PLAIN)
     state = vars(image)
-    state.update(_TEMPLATE, _node=node, _mode=node.what.mode, _size=node.what.size, info={})
+    mode, size = node.what
+    state.update(_TEMPLATE, _node=node, _mode=mode, _size=size, info={})
     if like is not None:
         own = vars(like)
-        state.update(_late=own["_late"], _touched=own["_touched"])
-        for key, value in own["info"].items():
-            state["info"][key] = value.copy() if isinstance(value, list) else value
+        info = {k: v.copy() if isinstance(v, list) else v for k, v in own["info"].items()}
+        state.update(_late=own["_late"], _touched=own["_touched"], info=info)
     return image
 
 
@@ -270,6 +269,8 @@ class Recorded:
         """See Pillow; before the file is read."""
         if files_only():
             return materialise(self, "Image.draft").draft(mode, size)
+        if not isinstance(self, Recorded):
+            return self.draft(mode, size)  # a method that was taken before it became Pillow's
         found = super().draft(mode, size)  # type: ignore[misc]
         if found is not None:
             vars(self)["_drafts"] += ((mode, tuple(size)),)
@@ -308,7 +309,7 @@ class Recorded:
             if node is not None and node.op == "open":
                 what = program.Image("RGB", self.size)
                 return new(Node("pil.convert", (node,), ("RGB",), (), what), self)
-        return self._convert(mode, *args, **kwargs)
+        return _convert(self, mode, *args, **kwargs)
 
     @_method
     def crop(self, box: Any = None) -> Any:
@@ -332,14 +333,6 @@ class Recorded:
             return None
         resample = None if resample is None else int(resample)
         return (size, resample, box, reducing_gap), program.Image(self.mode, (width, height))
-
-    @_method
-    def _convert(self, mode: Any) -> Any:
-        if (self.mode, mode) not in _conversions():
-            return None
-        if "transparency" in vars(self)["info"] and not (vars(self)["_late"] and self.mode == "P"):
-            return None
-        return (mode,), program.Image(mode, self.size)
 
     @_method
     def transpose(self, method: Any) -> Any:
@@ -376,6 +369,15 @@ class Recorded:
         if type(chosen).__module__ != "PIL.ImageFilter" or self.mode not in ("L", "RGB", "RGBA"):
             return None
         return (chosen,), program.Image(self.mode, self.size)
+
+
+@_method
+def _convert(image: Any, mode: Any) -> Any:
+    if (image.mode, mode) not in _conversions():
+        return None
+    if "transparency" in vars(image)["info"] and not (vars(image)["_late"] and image.mode == "P"):
+        return None
+    return (mode,), program.Image(mode, image.size)
 
 
 class _Probe:

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaders.recording.context import suspended
-from dataloaders.recording.program import Image, Node, ordered, substituted
-
-__all__ = ["function_of", "run"]
+from dataloaders.recording.context import map_inner, suspended
+from dataloaders.recording.program import Image, Input, Node, ordered
 
 
 def run(
@@ -76,6 +74,13 @@ def _made(
         made = function(*args, **kwargs)
         return inputs[0] if node.op == "tensor.__setitem__" else made
     return function(inputs[0], *args, **kwargs)
+
+
+def substituted(value: Any, inputs: Sequence[Any]) -> Any:
+    """Return ``value`` with each `Input` in it replaced by that input."""
+    if type(value) is Input:
+        return inputs[value.number]
+    return map_inner(value, lambda each: substituted(each, inputs))
 
 
 _FRESH = {"torch.stack", "torch.cat", "torch.roll", "tensor.roll", "tensor.mul_", "tensor.mul"}

@@ -6,8 +6,6 @@ import copyreg
 import functools
 from typing import Any
 
-__all__ = ["posed", "posing"]
-
 
 def posed(cls: Any) -> Any:
     """Return the class that ``cls`` poses as; ``cls`` itself if it does not pose."""

@@ -1,9 +1,8 @@
 """What is written down while a dataset runs on stand-ins, and how a batch of it travels.
 
     Node        one step: an operation, the steps that it takes, arguments, what comes out
-    Program     steps in an order in which they can run, each once
     pack()      a collated batch with stand-ins ──> RecordedBatch: one blob of bytes, builtins
-    unpack()    RecordedBatch ──> Program
+    unpack()    RecordedBatch ──> nodes, byte strings
 
 Steps without inputs are sources, whose first argument is a slot, the number of a byte string:
 
@@ -29,27 +28,12 @@ and ``tensor.`` operations all of them do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from dataloaders.batches.tree import map_children
-
-__all__ = [
-    "Again",
-    "Image",
-    "Input",
-    "Node",
-    "Program",
-    "RecordedBatch",
-    "Ref",
-    "Tensor",
-    "ordered",
-    "pack",
-    "substituted",
-    "unpack",
-]
 
 
 class Image(NamedTuple):
@@ -108,13 +92,6 @@ class Node:
             node.uses += 1
 
 
-class Program(NamedTuple):
-    """Steps in an order in which they can run, and the byte strings of the sources' slots."""
-
-    nodes: list[Node]
-    slots: Sequence[Any]
-
-
 class Again(NamedTuple):
     """What it takes to ask the dataset for a batch again, for real.
 
@@ -164,18 +141,6 @@ def ordered(wanted: Iterable[Node], found: dict[Node, int] | None = None) -> dic
             pending.append((node, True))
             pending.extend((each, False) for each in reversed(node.inputs))
     return found
-
-
-def substituted(value: Any, inputs: Sequence[Any]) -> Any:
-    """Return ``value`` with each `Input` in lists, tuples and dicts replaced by that input."""
-    kind = type(value)
-    if kind is Input:
-        return inputs[value.number]
-    if kind is list or kind is tuple:
-        return kind(substituted(each, inputs) for each in value)
-    if kind is dict:
-        return {name: substituted(each, inputs) for name, each in value.items()}
-    return value
 
 
 def pack(
@@ -229,11 +194,11 @@ def pack(
     return RecordedBatch(blob, offsets, rows, rest, again)
 
 
-def unpack(batch: RecordedBatch) -> Program:
+def unpack(batch: RecordedBatch) -> tuple[list[Node], list[memoryview]]:
     """Return the steps of ``batch``, by number, and its byte strings: views of ``files``."""
     nodes: list[Node] = []
     for op, inputs, args, kwargs, what in batch.program:
         made = Image(*what) if isinstance(what[0], str) else Tensor(*what)
         nodes.append(Node(op, tuple([nodes[each] for each in inputs]), args, kwargs, made))
     memory = memoryview(batch.files.numpy())  # type: ignore[arg-type]
-    return Program(nodes, [memory[begin:end] for begin, end in batch.offsets])
+    return nodes, [memory[begin:end] for begin, end in batch.offsets]

@@ -18,18 +18,6 @@ from dataloaders.recording import tensor
 from dataloaders.recording.context import recorder
 from dataloaders.recording.program import Input, Node
 
-__all__ = [
-    "POINTWISE",
-    "Step",
-    "Trailing",
-    "bytes_of",
-    "makes_floats",
-    "obstacle",
-    "planes",
-    "step_of",
-    "trailing",
-]
-
 POINTWISE = {
     *("to_tensor", "pil_to_tensor", "as_subclass"),
     *("v1t.convert_image_dtype", "v1t.normalize", "v2.normalize", "v2.to_dtype"),

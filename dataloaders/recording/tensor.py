@@ -20,12 +20,10 @@ from typing import Any
 import torch
 
 from dataloaders.recording import program
-from dataloaders.recording.context import Unrecordable, frozen, recorder
-from dataloaders.recording.ops import run, writes
+from dataloaders.recording.context import CONTAINERS, Unrecordable, frozen, map_inner, recorder
+from dataloaders.recording.ops import run, substituted, writes
 from dataloaders.recording.posing import posed, posing
-from dataloaders.recording.program import Input, Node, substituted
-
-__all__ = ["Recorded", "derived", "materialise", "new", "source"]
+from dataloaders.recording.program import Input, Node
 
 _LOCK = threading.RLock()
 _off = torch._C.DisableTorchFunctionSubclass
@@ -101,7 +99,10 @@ def new(node: Node, *, strides: Any = None, family: list[Any] | None = None) -> 
     """Return a stand-in of what ``node`` makes; said to be contiguous without ``strides``."""
     shape, dtype, flavour = node.what
     if strides is None:
-        strides = torch.empty(shape, dtype=dtype, device="meta").stride()
+        strides, step = [], 1
+        for size in reversed(shape):
+            strides.insert(0, step)
+            step *= max(1, size)
     made: Any = torch.Tensor._make_wrapper_subclass(
         _class(flavour), shape, strides=strides, dtype=dtype, device=torch.device("cpu")
     )
@@ -169,14 +170,10 @@ def _reals(value: Any, why: str) -> tuple[Any, dict[int, Any]]:
             found = materialise(value, why)
             given[id(found)] = value
             return found
-        if isinstance(value, (tuple, list)) and type(value) is not torch.Size:
+        if type(value) not in CONTAINERS and isinstance(value, (tuple, list)):
             made = [real(each) for each in value]
             return value._make(made) if hasattr(value, "_make") else type(value)(made)
-        if type(value) is dict:
-            return {name: real(each) for name, each in value.items()}
-        if type(value) is slice:
-            return slice(real(value.start), real(value.stop), real(value.step))
-        return value
+        return map_inner(value, real)
 
     return real(value), given
 
@@ -187,10 +184,8 @@ def _sealed(value: Any, inputs: list[Any]) -> Any:
         recorded = isinstance(value, Recorded) and value._real is None
         inputs.append(value if recorded else _constant(value))
         return Input(len(inputs) - 1)
-    if type(value) is tuple or type(value) is list:
-        return type(value)([_sealed(each, inputs) for each in value])
-    if type(value) is dict:
-        return {name: _sealed(each, inputs) for name, each in value.items()}
+    if type(value) in CONTAINERS:
+        return map_inner(value, lambda each: _sealed(each, inputs))
     return frozen(value)
 
 

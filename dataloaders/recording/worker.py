@@ -8,7 +8,6 @@ an error on stand-ins     ──> the generators' states put back, the batch ask
 
 from __future__ import annotations
 
-import copy
 import functools
 import io
 import logging
@@ -19,24 +18,15 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, get_worker_info
 
-from dataloaders.batches.collation import CollatesInto
 from dataloaders.batches.tree import map_children
 from dataloaders.batches.whole import ShowsDataset
 from dataloaders.recording import hooks, ops, tensor
 from dataloaders.recording.context import Recorder, recorder, recording, suspended
 from dataloaders.recording.posing import posed
 from dataloaders.recording.program import Again, Node, ordered, pack
+from dataloaders.recording.ring import FileRing, segment
 from dataloaders.recording.tail import Trailing, obstacle, trailing
 from dataloaders.seeding.states import random_states_kept, restore, states_now
-
-__all__ = [
-    "ask_again",
-    "describe_sample",
-    "equal",
-    "recorded",
-    "recording_changes",
-    "self_test",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -53,13 +43,16 @@ def recording_changes(loader: Any, upto: str = "files") -> dict[str, Any]:
         return {}  # torch seeds their shuffles by their class
     streams = loader._dataset_kind == _DatasetKind.Iterable
     dataset, collate_fn, _ = recorded(loader.dataset, loader.collate_fn, upto, streams=streams)
+    if upto == "files" and loader.num_workers:
+        # Beside those of its queue: the one that is replayed, the one that is written, a spare.
+        collate_fn.ring = FileRing(loader.num_workers, loader.prefetch_factor + 3)
     init = ShowsDataset(loader.worker_init_fn)
     return {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": init}
 
 
 def recorded(
     dataset: Any, collate_fn: Callable[[Any], Any], upto: str, *, streams: bool = False
-) -> tuple[Any, Callable[[Any], Any], State]:
+) -> tuple[Any, _Collate, State]:
     """Return ``dataset`` and ``collate_fn`` as workers use them that record, and their notes."""
     state = State(upto == "tail")
     kind = _Stream if streams else _Map
@@ -184,19 +177,18 @@ class _Stream:
             return action(), own
 
 
-class _Collate(CollatesInto):
-    """The user's collate_fn, run on stand-ins."""
+class _Collate:
+    """The user's collate_fn, run on stand-ins.
+
+    Attributes:
+        ring: memory for the files of a batch; None: a new segment for each.
+    """
+
+    ring: FileRing | None = None
 
     def __init__(self, collate_fn: Callable[[Any], Any], state: State) -> None:
         self._collate_fn = collate_fn
         self._state = state
-        self._empty: Callable[[int], torch.Tensor | None] = _nothing
-
-    def into(self, empty: Callable[[int], torch.Tensor | None]) -> Callable[[Any], Any]:
-        """See `CollatesInto`; they are the files."""
-        changed = copy.copy(self)
-        changed._empty = empty
-        return changed
 
     def __call__(self, taken: Any) -> Any:
         """Return the batch, recorded."""
@@ -221,8 +213,8 @@ class _Collate(CollatesInto):
         return pack(batch, _sent, again, self._memory)
 
     def _memory(self, size: int) -> torch.Tensor:
-        given = self._empty(size)
-        return _segment(size) if given is None else given
+        in_ring = None if self.ring is None else self.ring.memory(size)
+        return _memory(size) if in_ring is None else in_ring
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -261,7 +253,7 @@ def _with_tail(value: Any) -> Any:
     """Return a stand-in's bytes with the steps that are left, or its tensor; others as they are."""
     if not isinstance(value, tensor.Recorded):
         return _real(value)
-    found = None if value._real is not None else trailing(value._node, _segment)
+    found = None if value._real is not None else trailing(value._node, _memory)
     if found is None:
         if value._real is None and (own := recorder()) is not None:
             own.looks.append(f"{obstacle(value._node)}, after they are made")
@@ -271,17 +263,9 @@ def _with_tail(value: Any) -> Any:
     return found
 
 
-def _nothing(size: int) -> None:
-    """Return no memory."""
-
-
-def _segment(size: int) -> torch.Tensor:
-    """Return memory that a worker's queue sends without a copy."""
-    blob: Any = torch.empty(0, dtype=torch.uint8)
-    if get_worker_info() is None:
-        return torch.empty(size, dtype=torch.uint8)
-    shared: torch.Tensor = blob.set_(blob.untyped_storage()._new_shared(size), 0, (size,))
-    return shared
+def _memory(size: int) -> torch.Tensor:
+    """Return new memory that a worker's queue sends without a copy."""
+    return segment(size) if get_worker_info() else torch.empty(size, dtype=torch.uint8)
 
 
 def describe_sample(dataset: Any, key: Any = None) -> dict[str, Any]:

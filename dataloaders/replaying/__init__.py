@@ -14,8 +14,6 @@ Decoders are given from outside: nothing here imports DALI.
 
 from __future__ import annotations
 
-__all__ = ["DecodeError", "ReplayError"]
-
 
 class DecodeError(Exception):
     """A device's decoder refuses a file; ``sample``: its position in the batch, if known."""

@@ -30,8 +30,6 @@ from .kernels import Array, upload
 from .plan import Head, Row, Stack, plan
 from .pointwise import Tails
 
-__all__ = ["DeviceReplay", "Graph"]
-
 _MOST_VALUES = 1 << 26
 """Bytes that a kernel works on at a time; its temporary tensors take some 20 times that."""
 
@@ -221,23 +219,16 @@ _KERNELS: dict[Any, Callable[[Tensor, Sequence[Any]], Tensor]] = {
 }
 
 _FACTORS = {
-    "enhance.Contrast": "contrast",
-    "enhance.Color": "saturation",
-    "enhance.Sharpness": "sharpness",
-    "v2.adjust_contrast": "contrast",
+    **dict.fromkeys(("enhance.Contrast", "v2.adjust_contrast"), "contrast"),
+    **dict.fromkeys(("enhance.Color", "v2.adjust_saturation"), "saturation"),
+    **dict.fromkeys(("enhance.Sharpness", "v2.adjust_sharpness"), "sharpness"),
     "v2.adjust_hue": "tint",
-    "v2.adjust_saturation": "saturation",
-    "v2.adjust_sharpness": "sharpness",
 }
-_PLAIN = {
-    "imageops.autocontrast": "autocontrast",
-    "imageops.equalize": "equalize",
-    "v2.autocontrast": "autocontrast",
-    "v2.equalize": "equalize",
-    "v2.hflip": 0,
-    "v2.horizontal_flip": 0,
-    "v2.vertical_flip": 1,
-    "v2.vflip": 1,
+_PLAIN: dict[str, Any] = {
+    **dict.fromkeys(("imageops.autocontrast", "v2.autocontrast"), "autocontrast"),
+    **dict.fromkeys(("imageops.equalize", "v2.equalize"), "equalize"),
+    **dict.fromkeys(("v2.hflip", "v2.horizontal_flip"), 0),
+    **dict.fromkeys(("v2.vflip", "v2.vertical_flip"), 1),
 }
 _TABLES = ("imageops.invert", "imageops.posterize", "imageops.solarize", "fpil.adjust_gamma")
 _GREYS = ("fpil.to_grayscale", "v2.rgb_to_grayscale", "v2.to_grayscale")

@@ -9,8 +9,6 @@ from dataloaders.batches.tree import map_children
 from dataloaders.recording.ops import run
 from dataloaders.recording.program import RecordedBatch, Ref, unpack
 
-__all__ = ["put_back", "replayed", "wanted_of"]
-
 
 def replayed(batch: RecordedBatch) -> Any:
     """Return the batch, as the user's collate_fn would have returned it.

@@ -29,14 +29,12 @@ from .evaluate import put_back, wanted_of
 from .plan import TURNS, Box, Head, Row, Stack, heads_of, plan
 from .pointwise import Pointwise, Tails
 
-__all__ = ["Decoder", "HostReplay", "Shares", "finished"]
-
 
 class Decoder(Protocol):
     """Decodes files on the CPU, in whatever threads call it."""
 
-    def decode(self, files: Sequence[tuple[Any, Box | None]]) -> Sequence[Any]:
-        """Return uint8 [H, W, 3] for each file and window; None: Pillow has to do it."""
+    def decode(self, file: Any, window: Box | None = None) -> Any:
+        """Return uint8 [H, W, 3] of a file's window; None: Pillow has to do it."""
 
     def takes(self, file: Any) -> bool:
         """Whether ``file`` is a common JPEG file, by its header."""
@@ -148,7 +146,7 @@ class HostReplay:
 
     def _made(self, head: Head, slots: Sequence[Any]) -> Any:
         """Return uint8 [H, W, 3], or Pillow's image; None: Pillow has to decode the file."""
-        (found,) = self.decoder.decode([(slots[head.source.args[0]], head.window)])
+        found = self.decoder.decode(slots[head.source.args[0]], head.window)
         if found is None:
             return None
         if head.size is not None and isinstance(head.by, int) and (self._exact or head.by != 2):
@@ -200,8 +198,10 @@ class Shares:
 
     def start(self, jobs: Iterable[tuple[int, Callable[[], None]]]) -> list[Future[Any]]:
         """Begin with ``jobs``, each with the position in the batch that it is for."""
-        pending = iter(list(jobs))
-        return [self._threads.submit(_work, pending) for _ in range(self._count)]
+        jobs = list(jobs)
+        pending = iter(jobs)
+        count = min(self._count, len(jobs))
+        return [self._threads.submit(_work, pending) for _ in range(count)]
 
     def wait(self, begun: Sequence[Future[Any]]) -> None:
         """Wait for jobs.

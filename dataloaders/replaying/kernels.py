@@ -21,20 +21,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = [
-    "affine",
-    "autocontrast",
-    "contrast",
-    "equalize",
-    "hue",
-    "lookup",
-    "reaches",
-    "saturation",
-    "sharpness",
-    "tint",
-    "upload",
-]
-
 Array = npt.NDArray[Any]
 
 

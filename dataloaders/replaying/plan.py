@@ -17,8 +17,6 @@ import torch
 from dataloaders.recording.program import Image, Input, Node, ordered
 from dataloaders.recording.tail import POINTWISE
 
-__all__ = ["TURNS", "Box", "Head", "Row", "Stack", "arguments", "heads_of", "plan"]
-
 Box = tuple[int, int, int, int]
 """left, upper, right, lower, as Pillow has them."""
 

@@ -22,8 +22,6 @@ from .plan import Stack
 from .ways import Lookup, Table, Way, column, every_byte, way_for
 from .ways import Step as Arithmetic
 
-__all__ = ["Pointwise", "Tails", "table_of"]
-
 
 class Pointwise:
     """What ``steps`` make of bytes; see `table_of`.

@@ -10,7 +10,7 @@ Both ways begin with equal random states, in the process in which the dataset is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, MapDataPipe, _DatasetKind
@@ -19,8 +19,6 @@ from dataloaders.observing import Unobserved, observe
 from dataloaders.recording.worker import equal, recorded
 from dataloaders.seeding.states import restore, states_now
 from dataloaders.transforms.find import find_generators
-
-__all__ = ["Proof", "prove"]
 
 _SAMPLES = 4
 
@@ -73,7 +71,8 @@ def prove(
     if not batched:
         groups = keys
     try:
-        return observe(loader, _Both(loader.collate_fn, batched, groups, upto, finish, facts))
+        both = partial(_compared, loader.collate_fn, batched, groups, upto, finish, facts)
+        return observe(loader, both)
     except Unobserved as error:
         return str(error)
     except Exception as error:  # a loader may hold anything; without a proof it works as before
@@ -81,47 +80,46 @@ def prove(
         return f"samples of {name} could not be recorded: {type(error).__name__}: {last_line[:200]}"
 
 
-@dataclass(frozen=True)
-class _Both:
-    """Make batches both ways and compare them."""
+def _compared(
+    collate_fn: Callable[[Any], Any],
+    batched: bool,
+    groups: list[Any],
+    upto: str,
+    finish: Callable[[Any], Any],
+    facts: Callable[[Any], Any],
+    dataset: Any,
+) -> Proof | str:
+    """Make the batches of ``groups`` both ways and compare them."""
+    name = type(dataset).__name__
+    taken, recording_collate_fn, state = recorded(dataset, collate_fn, upto)
 
-    collate_fn: Callable[[Any], Any]
-    batched: bool
-    groups: list[Any]
-    upto: str
-    finish: Callable[[Any], Any]
-    facts: Callable[[Any], Any]
-
-    def __call__(self, dataset: Any) -> Proof | str:
-        name = type(dataset).__name__
-        taken, collate_fn, state = recorded(dataset, self.collate_fn, self.upto)
-        found = Proof(0, [], [])
-        for keys in self.groups:
-            generators = [(put, get()) for get, put in find_generators(dataset)]
-            before = states_now()
-            try:
-                expected = self._fetched(dataset, self.collate_fn, keys)
-            except Exception as error:
-                text = " ".join(str(error).split())[:200]
-                return f"reading samples {keys} of {name} failed: {type(error).__name__}: {text}"
-            after = states_now()
-            for put, own in generators:
-                put(own)
-            restore(before)
-            sent = self._fetched(taken, collate_fn, keys)
-            now = states_now()
-            if not equal(self.finish(sent), expected):
-                return found._replace(differs=f"samples {keys} of {name} would have other values")
-            if not equal(now, after):
-                differs = f"with samples {keys} of {name} other random numbers would be drawn"
-                return found._replace(differs=differs)
-            found.facts.append(self.facts(sent))
-        looks = [state.stopped] if state.stopped else state.looks
-        count = sum(len(keys) for keys in self.groups) if self.batched else len(self.groups)
-        return found._replace(samples=count, looks=looks)
-
-    def _fetched(self, dataset: Any, collate_fn: Any, keys: Any) -> Any:
+    def fetched(dataset: Any, collate_fn: Any, keys: Any) -> Any:
         fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-            _DatasetKind.Map, dataset, self.batched, collate_fn, False
+            _DatasetKind.Map, dataset, batched, collate_fn, False
         )
         return fetcher.fetch(keys)
+
+    found = Proof(0, [], [])
+    for keys in groups:
+        generators = [(put, get()) for get, put in find_generators(dataset)]
+        before = states_now()
+        try:
+            expected = fetched(dataset, collate_fn, keys)
+        except Exception as error:
+            text = " ".join(str(error).split())[:200]
+            return f"reading samples {keys} of {name} failed: {type(error).__name__}: {text}"
+        after = states_now()
+        for put, own in generators:
+            put(own)
+        restore(before)
+        sent = fetched(taken, recording_collate_fn, keys)
+        now = states_now()
+        if not equal(finish(sent), expected):
+            return found._replace(differs=f"samples {keys} of {name} would have other values")
+        if not equal(now, after):
+            differs = f"with samples {keys} of {name} other random numbers would be drawn"
+            return found._replace(differs=differs)
+        found.facts.append(facts(sent))
+    looks = [state.stopped] if state.stopped else state.looks
+    count = sum(map(len, groups)) if batched else len(groups)
+    return found._replace(samples=count, looks=looks)

@@ -22,8 +22,6 @@ from dataloaders.specification import view_of
 from .pointwise import Tails, table_of
 from .proof import prove
 
-__all__ = ["DeviceTail", "device_tail"]
-
 
 def device_tail(
     loader: Specification,

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from dataloaders.batches.tree import same_bits
 
-__all__ = ["Arithmetic", "Lookup", "Step", "Table", "Way", "column", "every_byte", "way_for"]
-
 Step = tuple[str, torch.Tensor]
 """"div", "mul" or "sub", and by what: a float32 tensor of shape [C or 1, 1, 1]."""
 

@@ -23,8 +23,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FIRST_RESERVED_DRAW", "stable_key", "words", "words_of"]
-
 FIRST_RESERVED_DRAW = 2**32 - 16
 """Draws from here to 2**32 - 1 seed samplers, workers and user code; the rest is free."""
 

@@ -13,9 +13,12 @@ workers their states are restored after each fetch. CUDA generators are never to
 from __future__ import annotations
 
 import copy
+import itertools
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -40,8 +43,6 @@ from dataloaders.errors import OptionError
 from dataloaders.seeding.philox import FIRST_RESERVED_DRAW, stable_key, words, words_of
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import view_of
-
-__all__ = ["Seeding", "seed_generators"]
 
 _SAMPLE, _COLLATE, _SAMPLER, _WORKERS = (FIRST_RESERVED_DRAW + offset for offset in range(4))
 
@@ -90,17 +91,6 @@ class Seeding:
             self._persistent.begin(loader, stream)
         return self._persistent.loader
 
-    def foreseen_indices(self, loader: Specification, *, samples: bool = True) -> Iterable[Any]:
-        """Return the indices that the view of ``loader`` would get; nothing is shared with it.
-
-        Used to predict an epoch that has not begun: neither this object nor a view in use changes,
-        as long as the samplers of ``loader`` are copies.
-        """
-        epoch = copy.copy(self)._epoch(loader)
-        stream = (int(getattr(loader, "seed", None) or 0), epoch)
-        sampler: Iterable[Any] = _View(loader, stream, samples=samples).loader._index_sampler
-        return sampler
-
     def _epoch(self, loader: Specification) -> int:
         given = getattr(loader, "_given_epoch", None)
         if given is not None:
@@ -127,7 +117,6 @@ def seed_generators(words: _Words) -> None:
     random.seed(words[2] | words[3] << 32)
 
 
-_Bulk: TypeAlias = Callable[[list[Any]], Any]
 _Stream: TypeAlias = tuple[int, int]  # (seed, epoch)
 
 
@@ -190,7 +179,7 @@ class _View:
             state[name] = self._indices
             state["dataset"] = _SeededMap(loader.dataset)
         state["collate_fn"] = _SeededCollate(loader.collate_fn)
-        state["worker_init_fn"] = _WorkerStart(loader.worker_init_fn)
+        state["worker_init_fn"] = ShowsDataset(loader.worker_init_fn)
 
 
 class _KeyedIndices:
@@ -209,39 +198,33 @@ class _KeyedIndices:
         return len(self._sampler)  # type: ignore[arg-type]
 
     def _keyed(self, indices: Iterator[Any], stream: _Stream) -> Iterator[_Keyed]:
-        occurrences_of = _occurrences(self._sampler)
+        sampler: Any = self._sampler
+        repeats = _repeats(sampler.sampler if type(sampler) is BatchSampler else sampler)
+        position, step, period = repeats or (0, 0, 1)
+        seen: Counter[int] = Counter()
         for index in indices:
-            if self._batched:
-                keys = list(index)
-                yield _Keyed(stream, keys, occurrences_of(keys))
+            keys = list(index) if self._batched else [index]
+            if repeats is not None:
+                end = position + step * len(keys)
+                occurrences = [place // period for place in range(position, end, step)]
+                position = end
             else:
-                yield _Keyed(stream, index, occurrences_of([index]))
+                occurrences = []
+                for key in map(stable_key, keys):
+                    occurrences.append(seen[key])
+                    seen[key] += 1
+            yield _Keyed(stream, keys if self._batched else index, occurrences)
 
 
 class _Keyed(NamedTuple):
-    """One task: what the sampler yielded, a list of keys or one key, and the occurrence of each."""
+    """One task: what the sampler yielded, a list of keys or one key, and the occurrence of each.
+
+    The occurrence is how often the key came before in the epoch, of all ranks where that is known.
+    """
 
     stream: _Stream
     keys: Any
     occurrences: list[int]
-
-
-def _occurrences(sampler: Any) -> Callable[[list[Any]], list[int]]:
-    """Return a function that counts how often each key came before in the epoch, in their order."""
-    if type(sampler) is BatchSampler:
-        sampler = sampler.sampler
-    repeats = _repeats(sampler)
-    if repeats is None:
-        return _count()
-    first, step, period = repeats
-    position = first
-
-    def by_position(keys: list[Any]) -> list[int]:
-        nonlocal position
-        begin, position = position, position + step * len(keys)
-        return [place // period for place in range(begin, position, step)]
-
-    return by_position
 
 
 def _repeats(sampler: Any) -> tuple[int, int, int] | None:
@@ -253,26 +236,10 @@ def _repeats(sampler: Any) -> tuple[int, int, int] | None:
     kind = type(sampler)
     if kind is SequentialSampler or (kind is RandomSampler and not sampler.replacement):
         return 0, 1, max(1, len(sampler.data_source))
-    if kind is WeightedRandomSampler and not sampler.replacement:
-        return 0, 1, max(1, sampler.num_samples)
     if kind is DistributedSampler:
         # Rank r takes positions r, r + ranks, ... of one order, whose padding repeats it.
         return sampler.rank, sampler.num_replicas, max(1, len(sampler.dataset))
     return None
-
-
-def _count() -> Callable[[list[Any]], list[int]]:
-    seen: Counter[int] = Counter()
-
-    def by_counting(keys: list[Any]) -> list[int]:
-        occurrences = []
-        for key in keys:
-            stable = stable_key(key)
-            occurrences.append(seen[stable])
-            seen[stable] += 1
-        return occurrences
-
-    return by_counting
 
 
 class _Fetched(NamedTuple):
@@ -280,7 +247,11 @@ class _Fetched(NamedTuple):
 
     samples: Any
     words: _Words
-    in_worker: bool
+
+
+def _states_kept(home: int) -> AbstractContextManager[None]:
+    """Restore the generators afterwards in the process ``home``; in its workers, nobody cares."""
+    return random_states_kept(cuda=False) if os.getpid() == home else nullcontext()
 
 
 class _SeededMap:
@@ -288,65 +259,56 @@ class _SeededMap:
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.in_worker = False
+        self._home = os.getpid()
 
     def __repr__(self) -> str:
         return repr(self.dataset)
 
     def __getitem__(self, keyed: _Keyed) -> _Fetched:
-        samples, words = self._fetch(keyed, [keyed.keys], None)
-        return _Fetched(samples[0], words, self.in_worker)
+        one = keyed._replace(keys=[keyed.keys])
+        return _Fetched(self._samples(one, None)[0], _collation(one))
 
     def __getitems__(self, keyed: _Keyed) -> _Fetched:
         if isinstance(self.dataset, RowNumbers):
             return self._handed_on(keyed)
         # The test by which torch decides whether a dataset fetches several samples at once.
         bulk = getattr(self.dataset, "__getitems__", None) or None
-        return _Fetched(*self._fetch(keyed, keyed.keys, bulk), self.in_worker)
+        return _Fetched(self._samples(keyed, bulk), _collation(keyed))
 
     def _handed_on(self, keyed: _Keyed) -> _Fetched:
         """Return the keys and what seeds their samples, for a `WholeBatches` to make a batch of."""
-        one_by_one = _SeededMap(self.dataset.dataset)
-        one_by_one.in_worker = self.in_worker
+        one_by_one = copy.copy(self)
+        one_by_one.dataset = self.dataset.dataset
         stable = [stable_key(key) for key in keyed.keys]
         seeding = words(*keyed.stream, stable, keyed.occurrences, _SAMPLE)
         rows = SeededRows(keyed.keys, seeding, lambda: one_by_one.__getitems__(keyed).samples)
-        return _Fetched(rows, (0, 0, 0, 0), self.in_worker)
+        return _Fetched(rows, (0, 0, 0, 0))
 
-    def _fetch(
-        self, keyed: _Keyed, keys: list[Any], bulk: _Bulk | None
-    ) -> tuple[list[Any], _Words]:
-        """Fetch the samples of ``keys``, and add the words that seed their collation."""
-        if self.in_worker:
-            samples = self._samples(keyed, keys, bulk)
-        else:
-            with random_states_kept(cuda=False):
-                samples = self._samples(keyed, keys, bulk)
-        return samples, _collation(keyed, keys)
-
-    def _samples(self, keyed: _Keyed, keys: list[Any], bulk: _Bulk | None) -> list[Any]:
+    def _samples(self, keyed: _Keyed, bulk: Callable[[list[Any]], Any] | None) -> list[Any]:
         seed, epoch = keyed.stream
         samples = []
-        for key, occurrence in zip(keys, keyed.occurrences, strict=True):
-            seed_generators(words_of(seed, epoch, stable_key(key), occurrence, _SAMPLE))
-            samples.append(self.dataset[key] if bulk is None else self._one_of(bulk, key, seed))
+        with _states_kept(self._home):
+            for key, occurrence in zip(keyed.keys, keyed.occurrences, strict=True):
+                seed_generators(words_of(seed, epoch, stable_key(key), occurrence, _SAMPLE))
+                if bulk is None:
+                    samples.append(self.dataset[key])
+                    continue
+                fetched = bulk([key])
+                if not isinstance(fetched, (list, tuple)) or len(fetched) != 1:
+                    name, kind = type(self.dataset).__name__, type(fetched).__name__
+                    raise OptionError(
+                        f"seed={seed}: {name}.__getitems__([{key!r}]) must return a list of one "
+                        f"sample, since each sample is seeded by its own index, and returned {kind}"
+                        "; let it return a list, or leave seed= out"
+                    )
+                samples.append(fetched[0])
         return samples
 
-    def _one_of(self, bulk: _Bulk, key: Any, seed: int) -> Any:
-        fetched = bulk([key])
-        if not isinstance(fetched, (list, tuple)) or len(fetched) != 1:
-            raise OptionError(
-                f"seed={seed}: {type(self.dataset).__name__}.__getitems__([{key!r}]) must return a "
-                "list of one sample, since each sample is seeded by its own index, and returned "
-                f"{type(fetched).__name__}; let it return a list, or leave seed= out"
-            )
-        return fetched[0]
 
-
-def _collation(keyed: _Keyed, keys: list[Any]) -> _Words:
+def _collation(keyed: _Keyed) -> _Words:
     """Return what seeds the collation of these samples."""
     # An empty batch, which only a custom batch sampler makes, has no first sample.
-    first = (stable_key(keys[0]), keyed.occurrences[0]) if keys else (0, -1)
+    first = (stable_key(keyed.keys[0]), keyed.occurrences[0]) if keyed.keys else (0, -1)
     return words_of(*keyed.stream, *first, _COLLATE)
 
 
@@ -355,7 +317,7 @@ class _SeededIterable:
 
     def __init__(self, dataset: Any, stream: torch.Tensor, rank: int) -> None:
         self.dataset = dataset
-        self.in_worker = False
+        self._home = os.getpid()
         self._stream = stream
         self._rank = rank
 
@@ -364,31 +326,24 @@ class _SeededIterable:
 
     def __iter__(self) -> Iterator[_Fetched]:
         seed, epoch = (int(number) for number in self._stream)
-        worker = torch.utils.data.get_worker_info() if self.in_worker else None
+        worker = None
+        if os.getpid() != self._home:
+            worker = torch.utils.data.get_worker_info()
         place = self._rank << 32 | (0 if worker is None else worker.id)
-        return _SeededIterator(self.dataset, (seed, epoch), place, self.in_worker)
 
+        def seeded(position: int, action: Callable[[], Any]) -> Any:
+            with _states_kept(self._home):
+                seed_generators(words_of(seed, epoch, position, place, _SAMPLE))
+                return action()
 
-class _SeededIterator:
-    def __init__(self, dataset: Any, stream: _Stream, place: int, in_worker: bool) -> None:
-        self._place = place
-        self._stream = stream
-        self._in_worker = in_worker
-        self._position = -1  # iter() itself may draw, as a shuffling dataset's does
-        self._samples: Iterator[Any] = self._seeded(lambda: iter(dataset))
+        # Begun here: iter() itself may draw, as a shuffling dataset's does.
+        samples = seeded(-1, lambda: iter(self.dataset))
 
-    def __iter__(self) -> _SeededIterator:
-        return self
+        def fetched(position: int) -> _Fetched:
+            sample = seeded(position, lambda: next(samples))
+            return _Fetched(sample, words_of(seed, epoch, position, place, _COLLATE))
 
-    def __next__(self) -> _Fetched:
-        self._position += 1
-        sample = self._seeded(lambda: next(self._samples))
-        words = words_of(*self._stream, self._position, self._place, _COLLATE)
-        return _Fetched(sample, words, self._in_worker)
-
-    def _seeded(self, action: Callable[[], Any]) -> Any:
-        words = words_of(*self._stream, self._position, self._place, _SAMPLE)
-        return _run_seeded(action, words, self._in_worker)
+        return map(fetched, itertools.count())  # which goes on after an error, and ends as samples
 
 
 class _SeededCollate:
@@ -396,36 +351,20 @@ class _SeededCollate:
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self._collate_fn = collate_fn
+        self._home = os.getpid()
 
     def __call__(self, fetched: _Fetched | list[_Fetched]) -> Any:
+        samples: Any
         if isinstance(fetched, list):  # an iterable's samples, each on its own
-            first = fetched[0]
-            samples: Any = [item.samples for item in fetched]
+            samples, seeding = [item.samples for item in fetched], fetched[0].words
         else:
-            first = fetched
-            samples = fetched.samples
+            samples, seeding = fetched
         draws_nothing = self._collate_fn is default_collate or self._collate_fn is default_convert
         if draws_nothing or isinstance(self._collate_fn, WholeBatches):
             return self._collate_fn(samples)
-        return _run_seeded(lambda: self._collate_fn(samples), first.words, first.in_worker)
-
-
-class _WorkerStart(ShowsDataset):
-    """A worker_init_fn: in a worker, no state of the consumer's has to be preserved."""
-
-    def __call__(self, worker_id: int) -> None:
-        info: Any = torch.utils.data.get_worker_info()
-        info.dataset.in_worker = True
-        super().__call__(worker_id)
-
-
-def _run_seeded(action: Callable[[], Any], words: _Words, in_worker: bool) -> Any:
-    if in_worker:
-        seed_generators(words)
-        return action()
-    with random_states_kept(cuda=False):
-        seed_generators(words)
-        return action()
+        with _states_kept(self._home):
+            seed_generators(seeding)
+            return self._collate_fn(samples)
 
 
 def _seed64(words: _Words) -> int:

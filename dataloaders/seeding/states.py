@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["random_states_kept", "restore", "states_now"]
-
 
 def states_now() -> tuple[Any, Any, Any]:
     """Return the states of torch's, NumPy's and ``random``'s generators, cheap to send."""

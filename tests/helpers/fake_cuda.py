@@ -32,9 +32,7 @@ class PlayedPrefetch(Prefetch):
     cuda: Any = field(default_factory=lambda: FakeCuda(0))
 
     def transfer(self, device: Any = None) -> StreamTransfer:
-        return StreamTransfer(
-            self.cuda, ahead=self.ahead, reuse=self.reuse, pins=bool(self.pin_memory)
-        )
+        return StreamTransfer(self.cuda, ahead=self.ahead, pins=self.pin_memory)
 
 
 class FakeStream:

@@ -13,8 +13,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from dataloaders.backend import Ahead, Cancelled
 from dataloaders.batches.tree import Batch
 
-__all__ = ["GatherEpoch"]
-
 
 class GatherEpoch(Ahead):
     """One epoch of an iterator without workers, whose fetch runs no code of the user's.

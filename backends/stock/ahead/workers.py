@@ -3,23 +3,14 @@
     consumer's thread                           prefetch thread
     iter()    sampler ── first tasks ──> workers ──> next()  results, in torch's order
     supply()  sampler ── one task ─────> workers ──> next()
-              sampler exhausted: first tasks of the guessed next epoch
-    iter()    the real sampler agrees? then they are this epoch's; else everything as torch does
 
 The rest is torch's: which worker gets which task and so its random numbers, the number and order of
 draws from generators, errors, pinning, the death of workers and shutdown.
-
-A wrong guess leaves no trace in the order of samples, nor in the workers' process-wide generators,
-which are put back. What a dataset keeps of its own in a worker (a cache, a counter, a generator)
-has moved on by the dropped tasks, as it does under torch after an early ``break``. A dataset that
-reads shared memory which the loop writes between epochs sees it earlier than under torch.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch.utils.data
@@ -32,11 +23,6 @@ from dataloaders.batches.tree import Batch
 from dataloaders.errors import add_note
 from dataloaders.measuring.queues import counts_of
 
-from .messages import WorkerMessage
-from .next_epoch import EarlyTasks, NextEpochGuess
-
-__all__ = ["AheadWorkers", "WorkersEpoch"]
-
 _POLL_S = 0.1
 """The longest wait between two looks at whether the epoch was cancelled."""
 
@@ -45,44 +31,24 @@ _MOST_NAMED = 64
 
 
 class AheadWorkers(_MultiProcessingDataLoaderIter):
-    """torch's multi-process iterator; `WorkersEpoch` takes its batches on the prefetch thread.
+    """torch's multi-process iterator; `WorkersEpoch` takes its batches on the prefetch thread."""
 
-    ``loader.set_epoch`` reaches the copies of the dataset in persistent workers.
-
-    Args:
-        loader: what is iterated: the loader or a view of it.
-        dataset_epoch: the dataset's epoch; see `next_epoch.epoch_of_dataset`.
-        guess: of the next epoch's first tasks; None: they are not guessed.
-    """
-
-    def __init__(
-        self,
-        loader: Specification,
-        *,
-        dataset_epoch: int | None = None,
-        guess: NextEpochGuess | None = None,
-    ) -> None:
+    def __init__(self, loader: Specification) -> None:
         # Held by whoever reads or changes what torch keeps about tasks.
         self._state = threading.Condition()
         self._taking: int | None = None  # the thread that is in take()
         self._cancelled = threading.Event()  # the current epoch's
-        self._end: int | None = None  # the number of this epoch's tasks, once it is known
-        self._drawn: Iterator[Any] | None = None  # the sampler's iterator, if not torch's own
-        self._guess = guess
-        self._early: EarlyTasks | None = None
+        self._all_drawn = False  # whether the sampler has ended
         self._asked: dict[int, Any] = {}  # the indices of each task in flight
-        self._worker_failed = False
-        self._dataset_epoch = self._workers_epoch = dataset_epoch
         super().__init__(loader)  # runs _reset() at its end
         # Profiles show the name that they show for torch's iterator.
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
-    def begin(self, loader: Specification, *, dataset_epoch: int | None = None) -> None:
+    def begin(self, loader: Specification) -> None:
         """Begin a new epoch with the same workers; on the consumer's thread."""
         self._stop_taking()
         with self._state:
             self._cancelled = threading.Event()
-            self._dataset_epoch = dataset_epoch
             self._reset(loader)
 
     def epoch(self) -> WorkersEpoch:
@@ -112,7 +78,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         Raises:
             Exception: the sampler's own.
         """
-        if not self._has_sampler or (self._end is not None and self._early is None):
+        if not self._has_sampler or self._all_drawn:
             return  # nothing to send, and the thread may hold the lock while workers end
         with self._state:
             try:
@@ -125,59 +91,16 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
     # What torch calls, on either thread
 
     def _reset(self, loader: Specification, first_iter: bool = False) -> None:
-        early, self._early = self._early, None
-        # A worker whose set-up failed keeps failing until it is resumed, so nothing it made counts.
-        whole = self._end is not None and self._rcvd_idx >= self._end and not self._worker_failed
-        self._end, self._drawn, self._worker_failed = None, None, False
-        if early is not None and whole and self._continue_with(early, loader):
-            return
+        self._all_drawn = False
         self._asked.clear()
-        restore = early.number if early is not None and early.sent else None
-        # Some workers heard of the guessed epoch and some did not, so all of them are told.
-        changed = restore is not None or self._dataset_epoch != self._workers_epoch
-        self._workers_epoch = self._dataset_epoch
-        if not changed or self._shared_seed is not None:
-            super()._reset(loader, first_iter)
-            return
-        # torch sends the shared seed to each worker when it resumes it.
-        self._shared_seed = WorkerMessage(None, set_epoch=self._dataset_epoch, restore=restore)
-        try:
-            super()._reset(loader, first_iter)
-        finally:
-            self._shared_seed = None
-
-    def _continue_with(self, early: EarlyTasks, loader: Specification) -> bool:
-        """Make ``early`` the first tasks of the new epoch, if its sampler agrees."""
-        assert self._guess is not None
-        state = torch.default_generator.get_state()
-        source = iter(self._index_sampler)
-        first = list(itertools.islice(source, self._most_tasks))
-        if not self._guess.agrees(early, first, self._dataset_epoch):
-            self._guess.missed(state)
-            self._drawn = itertools.chain(first, source)
-            return False
-        _BaseDataLoaderIter._reset(self, loader)
-        # Each worker hears of the epoch with its first task, unless it gets none.
-        told = len(first) >= self._num_workers
-        self._workers_epoch = self._dataset_epoch if told else None
-        self._drawn = itertools.chain(early, source)  # early tasks that were not sent yet
-        while self._end is None and self._send_idx - self._rcvd_idx < self._most_tasks:
-            super()._try_put_index()
-        return True
+        super()._reset(loader, first_iter)
 
     def _next_index(self) -> Any:
-        if self._end is None:
-            try:
-                index = next(self._sampler_iter if self._drawn is None else self._drawn)
-            except StopIteration:
-                self._end = self._send_idx
-                if self._guess is not None:
-                    self._early = self._guess.first_tasks()
-                    self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
-        if self._end is not None:
-            if self._early is None:
-                raise StopIteration
-            index = next(self._early)
+        try:
+            index = super()._next_index()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            self._all_drawn = True
+            raise
         if self._in_order:
             self._asked[self._send_idx] = index
         return index
@@ -189,12 +112,10 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
             super()._try_put_index()
 
     def _next_data(self) -> Batch:
-        while self._has_sampler and self._end is None and not self._task_info:
+        while self._has_sampler and not self._all_drawn and not self._task_info:
             if self._cancelled.is_set():
                 raise Cancelled
             self._state.wait(_POLL_S)  # for supply()
-        if self._early is not None and self._end is not None and self._rcvd_idx >= self._end:
-            raise StopIteration
         return super()._next_data()  # type: ignore[no-untyped-call]
 
     def _get_data(self) -> Any:
@@ -214,11 +135,10 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
 
     def _process_data(self, data: Any, *args: Any) -> Batch:
         asked = self._asked.pop(self._rcvd_idx - 1, None)
-        failed = isinstance(data, ExceptionWrapper)
-        self._worker_failed = self._worker_failed or failed
         try:
             return super()._process_data(data, *args)  # type: ignore[no-untyped-call]
         except Exception as error:
+            failed = isinstance(data, ExceptionWrapper)
             if failed and self._in_order and self._has_sampler:
                 add_note(error, f"dataloaders: raised in a worker by {_names(asked)}")
             raise
@@ -247,8 +167,6 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
 
 
 def _names(asked: Any) -> str:
-    if isinstance(asked, WorkerMessage):
-        asked = asked.value
     if not isinstance(asked, (list, tuple)):
         return f"sample {asked!r}"
     first = ", ".join(repr(index) for index in asked[:_MOST_NAMED])
@@ -295,7 +213,7 @@ class WorkersEpoch(Ahead):
         return len(self._workers)
 
     def supply(self, batches: int) -> None:
-        """Send tasks; after the last one, tasks of the guessed next epoch. See `Ahead`."""
+        """Send tasks; see `Ahead`."""
         if not self._cancelled.is_set():
             self._workers.supply(batches)
 
