@@ -64,6 +64,7 @@ class DataLoader(_TorchLoader[T_co]):
             backend)``.
         seed: makes shuffling and random augmentation a function of (seed, epoch, index): the same
             for any number of workers. None leaves torch's random streams alone.
+        on_error: what to do with a sample that cannot be loaded; only "raise" in this version.
 
     Raises:
         OptionError: an argument that torch's loader does not have has an invalid value (also a
@@ -79,6 +80,7 @@ class DataLoader(_TorchLoader[T_co]):
     backend: str | Backend | None = None
     device: torch.device | str | int | None = None
     seed: int | None = None
+    on_error: str = "raise"
 
     # Private state, with defaults here so that unpickled, copied and wrapped loaders have it too.
     _session: Session | None = None
@@ -112,8 +114,9 @@ class DataLoader(_TorchLoader[T_co]):
         backend: str | Backend | None = None,
         device: torch.device | str | int | None = None,
         seed: int | None = None,
+        on_error: str = "raise",
     ) -> None:
-        _check_options(backend, device, seed)
+        _check_options(backend, device, seed, on_error)
         if any(_is_auto(value) for value in (num_workers, prefetch_factor, pin_memory)):
             settings = auto.resolve(
                 dataset,
@@ -315,6 +318,7 @@ def wrap(
     backend: str | Backend | None = None,
     device: torch.device | str | int | None = None,
     seed: int | None = None,
+    on_error: str = "raise",
 ) -> DataLoader[T_co]:
     """Return a `DataLoader` that loads what ``loader`` loads, with the arguments given here.
 
@@ -334,7 +338,7 @@ def wrap(
             f"wrap() takes a torch.utils.data.DataLoader and got {type(loader).__name__}; "
             "for other iterables make a DataLoader of their dataset"
         )
-    _check_options(backend, device, seed)
+    _check_options(backend, device, seed, on_error)
     # type(), not isinstance(): Accelerate's loaders claim the class of the loader that they hold.
     ours = issubclass(type(loader), DataLoader)
     kind: type[DataLoader[T_co]] = type(loader) if ours else DataLoader  # type: ignore[assignment]
@@ -351,6 +355,7 @@ def wrap(
     wrapped.backend = backend
     wrapped.device = device
     wrapped.seed = seed
+    wrapped.on_error = on_error
     return wrapped
 
 
@@ -382,7 +387,7 @@ def _state_of(loader: _TorchLoader[Any]) -> dict[str, Any]:
     return state
 
 
-def _check_options(backend: object, device: object, seed: object) -> None:
+def _check_options(backend: object, device: object, seed: object, on_error: object) -> None:
     if isinstance(backend, str):
         if backend != "auto":  # raises here, not at iter(): a wrong name, a missing package
             registry.load(backend)
@@ -403,3 +408,8 @@ def _check_options(backend: object, device: object, seed: object) -> None:
         raise OptionError(f"seed={seed!r}: must be an int or None")
     if seed is not None and not -(2**63) <= seed < 2**64:
         raise OptionError(f"seed={seed!r}: must fit in 64 bits")
+    if on_error != "raise":
+        raise OptionError(
+            f"on_error={on_error!r}: only 'raise' exists in this version; "
+            "to skip bad samples, leave them out of the sampler"
+        )

@@ -14,7 +14,7 @@ from dataloaders.errors import OptionError
 from helpers.datasets import CountingStream, MapDataset, integer_sample
 
 TorchLoader = torch.utils.data.DataLoader
-OURS = {"backend": None, "device": None, "seed": None}
+OURS = {"backend": None, "device": None, "seed": None, "on_error": "raise"}
 DATASET = MapDataset(integer_sample)
 
 # Pairs of arguments are combined with each other: three or more only repeat the first refusal.
