@@ -16,6 +16,8 @@ import sys
 from helpers.other_platform import become
 
 become({platform!r})
+if {without_psutil}:
+    sys.modules["psutil"] = None
 
 import torch
 from torch.utils.data import Dataset
@@ -63,11 +65,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another system is itself, and plays no other")
-@pytest.mark.parametrize("platform", ["win32", "darwin"])
+@pytest.mark.parametrize(("platform", "without_psutil"), [("win32", False), ("darwin", True)])
 @pytest.mark.nightly
-def test_plain_loaders_work_and_the_rest_says_what_is_missing(platform, tmp_path):
+def test_plain_loaders_work_and_the_rest_says_what_is_missing(platform, without_psutil, tmp_path):
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(platform=platform))
+    program.write_text(PROGRAM.format(platform=platform, without_psutil=without_psutil))
     tests = Path(__file__).parent
     run = subprocess.run(
         [sys.executable, program],
@@ -80,6 +82,8 @@ def test_plain_loaders_work_and_the_rest_says_what_is_missing(platform, tmp_path
         },
     )
     assert run.returncode == 0, run.stderr
+    says = f"not known, and 4 GiB are assumed: on {platform} psutil tells it; install it with: "
+    assert (says + "pip install 'gpu-dataloaders[check]'" in run.stderr) == without_psutil
     pages, *caches = run.stdout.splitlines()
     assert pages.startswith("only Linux tells which pages of a file are in memory")
     assert f"this is {platform}, which has no /proc/self/maps" in pages

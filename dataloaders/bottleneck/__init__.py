@@ -13,6 +13,17 @@ summary    advice and notes        report   the result: data and text
 outputs/   JSON, page, Markdown, trace, two reports compared
 """
 
+from dataloaders.errors import MissingDependency
+
+try:
+    import psutil  # noqa: F401
+    import rich  # noqa: F401
+except ImportError as error:
+    raise MissingDependency(
+        f"the bottleneck check needs psutil and rich, and {error.name} cannot be imported "
+        f"({error}); install them with: pip install 'gpu-dataloaders[check]'"
+    ) from error
+
 from dataloaders.bottleneck.arms import Verdict
 from dataloaders.bottleneck.check import Check, Progress
 from dataloaders.bottleneck.inline import bottleneck_check, check_bottleneck

@@ -23,7 +23,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -31,13 +30,11 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch.utils.data import IterableDataset
 
 from dataloaders.measuring.clocks import HostTime
-
-if sys.platform != "win32":
-    import fcntl
 
 _FETCHES = ("__getitem__", "__getitems__", "__iter__", "__next__")
 _LOOK_EVERY_S = 0.001
@@ -300,16 +297,14 @@ def _wanted_s() -> float:
 
 def _held_open() -> list[str]:
     """Return the files that this process has open for reading, or mapped."""
-    if sys.platform != "linux":
+    this = psutil.Process()
+    try:
+        found = {each.path for each in this.open_files() if each.mode == "r"}
+        shared = (each.path for each in this.memory_maps(grouped=False) if "s" in each.perms)
+        files = filter(os.path.isfile, found.union(shared))
+        return sorted(path for path in files if not _is_code(path))
+    except (psutil.Error, OSError, AttributeError):  # not told by every system
         return []
-    found = []
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the listing is closed by now
-            if fcntl.fcntl(int(number), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-                found.append(os.readlink(f"/proc/self/fd/{number}"))
-    maps = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
-    found += [words[5] for words in maps if len(words) == 6 and "s" in words[1]]
-    return sorted({path for path in found if os.path.isfile(path) and not _is_code(path)})
 
 
 def _is_code(path: str, system: str = "/usr/") -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import html
+import io
 import os
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
 from dataloaders.bottleneck.arms import Verdict
 from dataloaders.bottleneck.outputs import contents, saved
@@ -19,12 +22,9 @@ from dataloaders.bottleneck.preparation import Call
 from dataloaders.findings import Finding
 from dataloaders.machine.facts import machine_facts
 from dataloaders.measuring.intervals import Interval, Step
-from dataloaders.measuring.table import table
 from dataloaders.predicting import Candidate
 
 R = TypeVar("R", bound="Report")
-
-_WIDTH = 96
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,29 @@ class Report:
     findings: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
-        parts = [f"{self.verdict.upper()}: {MEANS[self.verdict]}", bound_of(self)]
+        output = io.StringIO()
+        Console(file=output, width=96, force_terminal=False).print(self)
+        return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+    def __rich__(self) -> Group:
+        """Return the report as rich shows it in a terminal."""
+        parts: list[Any] = [
+            Text.assemble((self.verdict.upper(), "bold"), f": {MEANS[self.verdict]}")
+        ]
+        if self.speedup_bound is not None:
+            parts.append(bound_of(self))
         if self.smallest_gap is not None:
             parts.append(f"A gap below {self.smallest_gap:.1%} could not have been seen.")
-        parts += ["\n", f"loader  {self.loader}", f"batch   {self.batch}", "\n"]
-        tables = [_shown(each(self)) for each in (contents.arms, contents.stalls)]
-        tables += [self._waits()]
-        tables += [_shown(each(self)) for each in (contents.preparation, contents.candidates)]
-        parts += [line for each in tables if each for line in (each, "\n")]
-        parts += [f"-> {line}" for line in self.advice]
-        parts += [f"step: {finding}" for finding in findings_of(self)]
-        parts += [f"note: {line}" for line in self.notes]
+        parts += ["", Text(f"loader  {self.loader}"), Text(f"batch   {self.batch}"), ""]
+        tables = [_table(each(self)) for each in _TABLES]
+        for shown in (*tables[:2], self._waits(), *tables[2:]):
+            parts += [*shown, ""] if shown else []
+        parts += [Text(f"-> {line}") for line in self.advice]
+        parts += [Text(f"step: {finding}") for finding in findings_of(self)]
+        parts += [Text(f"note: {line}") for line in self.notes]
         facts = ", ".join(self.machine.values())
-        parts.append(f"{self.rounds} rounds in {self.seconds:.0f} s; {facts}")
-        lines = (line for part in parts if part for line in part.splitlines())
-        return "\n".join(textwrap.fill(line, _WIDTH, break_on_hyphens=False) for line in lines)
+        parts.append(Text(f"{self.rounds} rounds in {self.seconds:.0f} s; {facts}", style="dim"))
+        return Group(*parts)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the report as JSON text; write it to ``path`` too, if one is given."""
@@ -143,25 +151,35 @@ class Report:
 
     def _repr_html_(self) -> str:
         """The report as a notebook shows it."""
-        style = "font-family: monospace; line-height: normal"
-        return f'<pre style="{style}">{html.escape(str(self))}</pre>'
+        console = Console(file=io.StringIO(), width=96, record=True)
+        console.print(self)
+        code = '<pre style="font-family: monospace; line-height: normal">{code}</pre>'
+        return console.export_html(inline_styles=True, code_format=code)
 
-    def _waits(self) -> str:
+    def _waits(self) -> list[Any]:
         if self.waits is None or self.verdict == "step-bound":
-            return ""
+            return []
         p50, p99, longest = (milliseconds(self.waits[name]) for name in ("p50", "p99", "longest"))
         lines = [f"waits for a batch, ms: half up to {p50}, 99 % up to {p99}, longest {longest}"]
         lines += [
             f"slow: sample {index}, {milliseconds(seconds)} ms {file}".rstrip()
             for index, file, seconds in self.waits["slow"]
         ]
-        return "\n".join(lines)
+        return [Text(line) for line in lines]
 
 
-def _shown(found: contents.Table) -> str:
-    if not found:
-        return ""
-    return table(found.headings, found.rows, right=found.headings[1:-1], width=_WIDTH)
+_TABLES = (contents.arms, contents.stalls, contents.preparation, contents.candidates)
+
+
+def _table(shown: contents.Table) -> list[Table]:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for number, heading in enumerate(shown.headings):
+        last = number == len(shown.headings) - 1
+        table.add_column(heading, justify="right" if number > 0 and not last else "left",
+                         style="dim" if last else None)  # fmt: skip
+    for row in shown.rows:
+        table.add_row(*row)
+    return [table] if shown else []
 
 
 def _written(text: str, path: str | os.PathLike[str] | None) -> str:

@@ -199,6 +199,8 @@ def _written(options: Namespace) -> dict[str, str]:
 
 def _show(report: Report, notes: list[str], options: Namespace) -> None:
     """Print the report and write its other forms, which have the notes in them."""
+    import rich  # the check has said by now if it is missing
+
     whole = replace(report, notes=(*report.notes, *notes))
     before = None if options.against is None else type(report).from_json(options.against)
     written = _written(options)
@@ -209,7 +211,10 @@ def _show(report: Report, notes: list[str], options: Namespace) -> None:
         bound = report.speedup_bound
         print(report.verdict if bound is None else f"{report.verdict} {bound:.2f}")
     else:
-        print(report)
+        if sys.stdout.isatty():
+            rich.print(report)
+        else:
+            print(report)
         for sentence in notes:
             print(f"note: {sentence}")
         if before is not None:

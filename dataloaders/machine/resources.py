@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +33,7 @@ _HELD_BY_CONSUMER = 2
 # A Python object takes 16 to 512 bytes, 66 on average over the objects of a process that has
 # imported torch (sys.getsizeof); 80 with the unused ends of pools and arenas.
 _BYTES_PER_PYTHON_BLOCK = 80
-_ASSUMED_MEMORY = 4 << 30  # of a machine that does not say: Windows
+_ASSUMED_MEMORY = 4 << 30  # for a machine that does not say
 
 
 def ranks_here() -> int:
@@ -109,7 +110,7 @@ def available_memory(root: Path = _ROOT) -> int:
     the ranks on this machine.
     """
     kilobytes = _fields(root / "proc/meminfo").get("MemAvailable:")
-    rooms = [_machine_memory() // 2 if kilobytes is None else kilobytes * 1024]
+    rooms = [_by_psutil("available") if kilobytes is None else kilobytes * 1024]
     for folder, limit in _memory_limits(root):
         for current, cache in (
             ("memory.current", "inactive_file"),
@@ -136,8 +137,23 @@ def total_memory(root: Path = _ROOT) -> int:
 def _machine_memory() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except AttributeError:
+    except AttributeError:  # Windows
+        return _by_psutil("total")
+
+
+def _by_psutil(which: str) -> int:
+    """Return bytes of memory on a system without /proc; without psutil `_ASSUMED_MEMORY`."""
+    try:
+        import psutil  # slow to load, so not on the package's import path
+    except ImportError:
+        warnings.warn(
+            f"the {which} memory of this machine is not known, and {_ASSUMED_MEMORY >> 30} GiB are "
+            f"assumed: on {sys.platform} psutil tells it; install it with: "
+            "pip install 'gpu-dataloaders[check]'",
+            stacklevel=2,
+        )
         return _ASSUMED_MEMORY
+    return int(getattr(psutil.virtual_memory(), which))
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
