@@ -35,12 +35,14 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench
 
-# Hostile caches, by the branches that they reach: make fuzz SECONDS=3600 TARGETS="file index"
-SECONDS := 300
-TARGETS :=
+# Hostile caches, by the branches that they reach, so long each: make fuzz SECONDS=3600 TARGETS=file
+SECONDS := 100
+TARGETS := file shown batches
 
 fuzz: $(VENV)/.installed-fuzz
-	$(BIN)/python tests/fuzz $(TARGETS) --seconds $(SECONDS)
+	for target in $(TARGETS); do \
+		$(BIN)/python tests/fuzz $$target -max_total_time=$(SECONDS) || exit 1; \
+	done
 
 # Small changes that tests should notice, hours for all of it: make mutants MODULES=dataloaders/samplers
 # ARGS="--sample 40", ARGS="--since main", ARGS=--renew; ARGS=--broken takes versions broken by hand
