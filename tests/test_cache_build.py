@@ -3,7 +3,10 @@
 import faulthandler
 import os
 import random
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -233,13 +236,8 @@ def test_samples_that_are_built_differently_are_named(rows, path):
         build(Made(lambda i: {"a": i, "b": 1} if i == 22 else {"a": i}, SIZE), path, rows=rows)
 
 
-class Unshowable(Exception):
-    def __str__(self):
-        raise RuntimeError("no text")
-
-
 def raises(error, at=20):
-    """A dataset that raises what may be no ordinary error, or cannot be shown."""
+    """A dataset that raises what may be no ordinary error, or cannot be shown or sent."""
 
     def sample(index):
         if index == at:
@@ -256,21 +254,19 @@ def raises(error, at=20):
 def test_what_ends_loops_and_programs_ends_a_build_with_its_sample(error, at, num_workers, path):
     with pytest.raises(error, match="enough") as raised:
         build(raises(error, at), path, num_workers=num_workers, rows=4)
-    notes = raised.value.__notes__
-    assert any(f"raised by sample {at} of Made" in note for note in notes), notes
-    assert any("of 40 samples are kept" in note for note in notes) == (at == 20), notes
+    assert any(f"raised by sample {at} of Made" in note for note in raised.value.__notes__)
     assert not path.exists()
 
 
 def test_an_error_whose_text_cannot_be_shown_or_sent(path):
+    class Unshowable(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
     cached = build(raises(Unshowable), path, num_workers=1, on_error="skip")
     assert cached.failed == [(20, "Unshowable: (its text cannot be shown)")]
-
-    class Local(Exception):
-        pass
-
-    with pytest.raises(CacheError, match="Local: enough"):
-        build(raises(Local), path, num_workers=1, overwrite=True)
+    with pytest.raises(CacheError, match="Unshowable"):
+        build(raises(Unshowable), path, num_workers=1, overwrite=True)
 
 
 def test_a_worker_that_dies_is_told_with_what_to_do(path):
@@ -285,13 +281,6 @@ def test_a_worker_that_dies_is_told_with_what_to_do(path):
     notes = "\n".join(raised.value.__notes__)
     assert "num_workers=0 (--workers 0) shows where" in notes
     assert "samples are kept" in notes
-
-
-def test_overwriting_takes_no_part_that_an_earlier_build_has_left(path):
-    build(Made(lambda index: index, SIZE), path, rows=4, single_file=False)
-    path.unlink()
-    changed = Made(lambda index: -1 if index == 5 else index, SIZE)  # no look at a few shows it
-    assert build(changed, path, rows=4, overwrite=True)[5] == -1
 
 
 # Random samples
@@ -528,3 +517,97 @@ def test_memory_is_bounded(tmp_path):
         """,
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "400 True\n")
+
+
+@pytest.mark.nightly
+def test_who_waits_sees_progress_and_goes_on_where_a_killed_builder_was(path):
+    def slow(index):
+        time.sleep(0.002)
+        return index
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            build(Made(slow, 200), path, rows=5)
+        finally:
+            os._exit(0)
+    while not path.with_suffix(".parts").joinpath("build.json").exists():
+        time.sleep(0.01)
+    with pytest.raises(CacheError, match=rf"being built by process {pid} \(wait=False, --no-wait"):
+        build(Made(slow, 200), path, wait=False)
+    seen = []
+
+    def look(progress):
+        seen.append(progress)
+        if progress.waiting and progress.samples_done >= 20:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    assert len(build(Made(slow, 200), path, progress=look)) == 200
+    assert next(one for one in seen if not one.waiting).samples_done >= 20
+
+
+@pytest.mark.nightly
+def test_a_disk_that_is_full_loses_nothing(tmp_path):
+    """A file system of 8 MB that fills up while parts are written, then while they are copied."""
+    (tmp_path / "script.py").write_text(FULL)
+    (tmp_path / "disk").mkdir()
+    for num_workers in ("0", "2"):
+        shell = 'mount -t tmpfs -o size=8m tmpfs disk && exec "$0" script.py "$1"'
+        command = ["unshare", "-m", "sh", "-c", shell, sys.executable, num_workers]
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        if "unshare" in run.stderr or "mount" in run.stderr:
+            pytest.skip(f"a mount namespace needs root: {run.stderr.strip()}")
+        assert (run.returncode, run.stderr) == (0, ""), run.stdout
+        first, kept, joined, all_kept, last = run.stdout.splitlines()
+        assert "No space left on device" in first
+        assert "make room" in first
+        assert re.search(r"\d+ of 60 samples are kept in .*/disk/a.parts; start it again", kept)
+        assert "No space left on device" in joined
+        assert "60 of 60 samples are kept" in all_kept
+        assert last == "60 [] ['.a.h5.lock', 'a.h5']"
+
+
+FULL = """
+import os, sys
+import torch
+from dataloaders.cache import precompute, verify
+from dataloaders.errors import CacheError
+
+def fill():
+    room = os.statvfs("disk")
+    with open("disk/filler", "wb", buffering=0) as file:
+        file.write(bytes(room.f_bavail * room.f_frsize - 100_000))
+
+class Images:
+    full_at = 37
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        if index == self.full_at:
+            fill()
+        return torch.full((50_000 + index % 2,), index, dtype=torch.uint8)
+
+def fill_late(progress):
+    if progress.phase == "compute" and progress.samples_done == 60:
+        fill()
+
+def attempt(**options):
+    try:
+        precompute(images, "disk/a.h5", **options)
+    except CacheError as error:
+        print(error)
+        print(*error.__notes__)
+        os.unlink("disk/filler")
+
+if __name__ == "__main__":
+    images = Images()
+    attempt(num_workers=int(sys.argv[1]), rows=4)
+    images.full_at = -1
+    attempt(num_workers=0, progress=fill_late)
+    cached = precompute(images, "disk/a.h5", num_workers=0)
+    whole = sum(torch.equal(cached[row], images[row]) for row in range(60))
+    print(whole, verify("disk/a.h5"), sorted(os.listdir("disk")))
+"""
