@@ -132,14 +132,6 @@ def test_a_script_without_a_main_guard_opens_it_under_forkserver(tmp_path):
     assert done.stdout.strip() == str(list(range(8))), done.stderr
 
 
-@pytest.mark.parametrize("value", [[[]] * 200_000, "\N{GRINNING FACE}" + "a" * 400_000])
-def test_largest_counts_what_objects_take_in_memory(tmp_path, value):
-    precompute([value], tmp_path / "a.h5", num_workers=0)
-    assert os.path.getsize(tmp_path / "a.h5") < 1 << 20
-    with pytest.raises(CacheError, match=r"values that take .* in memory, and largest=1048576"):
-        CachedDataset(tmp_path / "a.h5", largest=1 << 20)
-
-
 def test_a_row_of_a_part_that_was_cut_short_is_an_error(tmp_path):
     precompute(list(range(9)), tmp_path / "a.h5", num_workers=0, rows=1, single_file=False)
     cached = CachedDataset(tmp_path / "a.h5")
