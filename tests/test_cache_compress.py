@@ -203,12 +203,12 @@ def test_the_file_and_how_it_was_compressed(tmp_path, codec):
 
 def test_options(tmp_path):
     for compress in ("blosc", 9):
-        with pytest.raises(OptionError, match="it must be None|must be an int from 1 to"):
+        with pytest.raises(OptionError, match=r"it must be None|must be an int from 1 to"):
             precompute(pictures, tmp_path / "a.h5", compress=compress)
     assert not (tmp_path / "a.h5").exists()
-    for given in (("zstd", 23), ("gzip", 0), ("zstd", True)):
+    for level in (("zstd", 23), ("gzip", 0), ("zstd", True)):
         with pytest.raises(OptionError, match="must be an int from 1 to"):
-            Compressed(*given)
+            Compressed(*level)
 
 
 def test_the_command_line(tmp_path, capsys):

@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 
 from backends.h5 import H5
 from dataloaders import DataLoader
-from dataloaders.cache import CachedDataset, precompute
+from dataloaders.cache import precompute
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers.processes import run_script
 
@@ -132,14 +132,29 @@ def test_a_script_without_a_main_guard_opens_it_under_forkserver(tmp_path):
     assert done.stdout.strip() == str(list(range(8))), done.stderr
 
 
-def test_a_row_of_a_part_that_was_cut_short_is_an_error(tmp_path):
-    precompute(list(range(9)), tmp_path / "a.h5", num_workers=0, rows=1, single_file=False)
-    cached = CachedDataset(tmp_path / "a.h5")
+def test_a_file_that_is_cut_short_under_a_reader(tmp_path):
+    path = tmp_path / "a.h5"
+    cached = precompute([np.arange(4000)] * 30, path, num_workers=0)
+    whole = path.read_bytes()
+    os.truncate(path, len(whole) // 2)
+    for read in (cached.__getitem__, cached.leaves, lambda row: cached.__getitems__([0, row])):
+        with pytest.raises(
+            CacheError, match=r"a\.h5 was cut short while it was open: it has \d+ b"
+        ):
+            read(29)
+    path.write_bytes(whole)  # somebody copied over it
+    assert len(cached[20:]) == 10
+    other = tmp_path / "b.h5"
+    other.write_bytes(b"shorter")
+    other.replace(path)  # another file of its name: the one that is open stays as it is
+    assert len(cached[20:]) == 10
+    cached = precompute(
+        list(range(9)), path, num_workers=0, rows=1, single_file=False, overwrite=True
+    )
     assert [cached[row] for row in (0, 3)] == [0, 3]
     os.truncate(tmp_path / "a.parts" / "00003.h5", 4096)
-    for read in (cached.__getitem__, cached.leaves, lambda row: cached.__getitems__([0, row])):
-        with pytest.raises(CacheError, match=r"00003\.h5 was cut short while it was open"):
-            read(3)
+    with pytest.raises(CacheError, match=r"00003\.h5 was cut short while it was open"):
+        cached[3]
     assert cached[0] == 0
 
 

@@ -1,7 +1,7 @@
 """A process that may take no lock and write nothing: one attempt ends it.
 
 The kernel's own filter (seccomp) sees every call of every thread, whoever makes it, and of
-processes that are started later. It knows no paths: those are left to an audit hook of Python's.
+processes that are started later.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import os
 import platform
 import struct
 import sys
-from pathlib import Path
 from typing import Any
 
-__all__ = ["KNOWN", "forbid", "forbid_writing_in"]
+__all__ = ["KNOWN", "forbid"]
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _LOCKS = (6, 7, 37, 38, 1024)  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW, F_SETLEASE
-_NUMBERS = {
+_NUMBERS: dict[str, dict[str, Any]] = {
     "x86_64": {
         "seccomp": 317, "flock": 73, "fcntl": 72, "open": 2, "openat": 257,
         "rest": (85, 437, 76, 77, 82, 264, 316, 87, 263, 83, 258, 84, 86, 265, 88, 266, 90, 91, 268,
@@ -38,23 +37,20 @@ _KILL, _ALLOW = 0x80000000, 0x7FFF0000  # the whole process, with SIGSYS
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 
 
-def forbid(*, writing: bool) -> None:
-    """End this process at its next lock of a file; with ``writing`` also where it would write one.
-
-    What is open already, such as stdout, can be written to.
+def forbid() -> None:
+    """End this process where it would lock or write a file; what is open can be written to.
 
     Raises:
         OSError: the kernel has no such filter.
     """
-    numbers: dict[str, Any] = _NUMBERS[platform.machine()]
-    program = [(_LOAD, 0, 0, 0), *_killed(numbers["flock"])]  # first, which call it is
-    program += _looked_at(numbers["fcntl"], 1, _LOCKS, ())
-    if writing:
-        program += _looked_at(numbers["openat"], 2, (), (_WRITES,))
-        if numbers["open"] is not None:
-            program += _looked_at(numbers["open"], 1, (), (_WRITES,))
-        for number in numbers["rest"]:
-            program += _killed(number)
+    numbers = _NUMBERS[platform.machine()]
+    program = [(_LOAD, 0, 0, 0)]  # first, which call it is
+    for number in (numbers["flock"], *numbers["rest"]):
+        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _KILL)]
+    program += _looked_at(numbers["fcntl"], 1, [(_EQUAL, lock) for lock in _LOCKS])
+    program += _looked_at(numbers["openat"], 2, [(_ANY_BIT, _WRITES)])
+    if numbers["open"] is not None:
+        program += _looked_at(numbers["open"], 1, [(_ANY_BIT, _WRITES)])
     program.append((_RETURN, 0, 0, _ALLOW))
     code = b"".join(struct.pack("<HBBI", *each) for each in program)
     buffer = ctypes.create_string_buffer(code, len(code))
@@ -65,17 +61,13 @@ def forbid(*, writing: bool) -> None:
     _check(libc.syscall(numbers["seccomp"], 1, 1, ctypes.create_string_buffer(head, len(head))))
 
 
-def _killed(number: int) -> list[tuple[int, int, int, int]]:
-    return [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _KILL)]
-
-
 def _looked_at(
-    number: int, argument: int, values: tuple[int, ...], bits: tuple[int, ...]
+    number: int, argument: int, tests: list[tuple[int, int]]
 ) -> list[tuple[int, int, int, int]]:
-    """Killed where this argument has one of the values, or any of the bits."""
+    """Killed where a test of this argument is true."""
     body = [(_LOAD, 0, 0, 16 + 8 * argument)]
-    for code, each in (*((_EQUAL, value) for value in values), *((_ANY_BIT, b) for b in bits)):
-        body += [(code, 0, 1, each), (_RETURN, 0, 0, _KILL)]
+    for code, value in tests:
+        body += [(code, 0, 1, value), (_RETURN, 0, 0, _KILL)]
     body.append((_RETURN, 0, 0, _ALLOW))
     return [(_EQUAL, 0, len(body), number), *body]
 
@@ -84,24 +76,3 @@ def _check(result: int) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"no seccomp filter: {os.strerror(number)}")
-
-
-def forbid_writing_in(folder: Path) -> None:
-    """End this process, or one that it forks, where Python code would write in ``folder``."""
-    root = os.path.abspath(folder)
-
-    def hook(event: str, values: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, _, flags = values
-            paths = [path] if flags & _WRITES else []
-        elif event in ("os.mkdir", "os.rename", "os.remove", "os.link", "os.symlink", "os.truncate",
-                       "os.chmod", "os.utime", "os.rmdir"):  # fmt: skip
-            paths = list(values[:2])
-        else:
-            return
-        for path in paths:
-            if isinstance(path, (str, os.PathLike)) and os.path.abspath(path).startswith(root):
-                os.write(2, f"{event} {values}\n".encode())
-                os._exit(99)
-
-    sys.addaudithook(hook)
