@@ -138,9 +138,7 @@ def test_a_file_that_is_cut_short_under_a_reader(tmp_path):
     whole = path.read_bytes()
     os.truncate(path, len(whole) // 2)
     for read in (cached.__getitem__, cached.leaves, lambda row: cached.__getitems__([0, row])):
-        with pytest.raises(
-            CacheError, match=r"a\.h5 was cut short while it was open: it has \d+ b"
-        ):
+        with pytest.raises(CacheError, match=r"a\.h5 was cut short while it was open: it has"):
             read(29)
     path.write_bytes(whole)  # somebody copied over it
     assert len(cached[20:]) == 10
