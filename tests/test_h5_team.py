@@ -95,7 +95,9 @@ def test_batches_are_the_same_in_a_fork_too_and_no_thread_stays(floats, images, 
     assert len(ours()) == 3
     by_one = loader(1)
     assert_same(batches, list(by_one))
-    assert is_true_in_a_fork(lambda: same(list(by_three), list(by_one)))  # the next epoch
+    loaders = [by_three, by_one]
+    assert is_true_in_a_fork(lambda: same(*map(list, loaders)))  # the next epoch
+    loaders.clear()
     del by_three
     gc.collect()
     for _ in range(1000):

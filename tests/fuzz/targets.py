@@ -21,14 +21,13 @@ from torch.utils.data import default_collate
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from backends.h5.batches import batches_of
+from backends.h5.batches import Draws, batches_of
 from dataloaders.cache import CachedDataset, Compressed, join, precompute
 from dataloaders.cache.sample.sample import leaf_paths
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, MissingDependency
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
-from dataloaders.transforms.draws import Draws
 from helpers.cached import DTYPES, MODES, TORCH_DTYPES, Point, build, mixed
 from helpers.compare import same
 from helpers.hostile import said_of
