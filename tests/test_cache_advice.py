@@ -15,19 +15,16 @@ from dataloaders.cli import main
 from dataloaders.errors import CacheWarning
 from helpers.photos import picture
 
-LARGE = (300, 400)  # 360,000 bytes as pixels
 FIRST = v2.RandomResizedCrop(32)
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    return _photos(tmp_path_factory.mktemp("large"), *LARGE)
-
-
-def _photos(root, height, width):
+    """Of 360,000 bytes each as pixels."""
+    root = tmp_path_factory.mktemp("large")
     for number in range(4):
         (root / f"class{number % 2}").mkdir(exist_ok=True)
-        picture(number, height, width).save(root / f"class{number % 2}" / f"{number}.jpg")
+        picture(number, 300, 400).save(root / f"class{number % 2}" / f"{number}.jpg")
     return root
 
 
@@ -47,25 +44,13 @@ def test_what_is_said_of_the_member_that_comes_first(photos, tmp_path):
     assert "351.6 KiB" in said(ConcatDataset([Subset(dataset, [0]), dataset]), tmp_path)
     for images in ("packed", "jpeg", {"0": "png"}):
         assert said(dataset, tmp_path, images=images) == ""
-    (tmp_path / "small").mkdir()
-    assert said(folder(_photos(tmp_path / "small", 60, 60), FIRST), tmp_path) == ""
-
-
-@pytest.mark.parametrize(
-    ("members", "where"),
-    [
-        ([v2.RandomHorizontalFlip(), v2.Resize(32)], "RandomHorizontalFlip at"),
+    for members, where in (
         ([v2.RGB(), FIRST], r"RandomResizedCrop at dataset.transform.transforms\[1\] is random"),
         ([v2.Lambda(lambda image: image), FIRST], "Lambda at .* is code of your own"),
-        ([v2.Compose([FIRST])], r"transforms\[0\].transforms\[0\] is random"),
         ([v2.Resize((32, 40)), FIRST], "^$"),
-        ([v2.CenterCrop(32), v2.RandomHorizontalFlip()], "^$"),
         ([v2.RGB()], "^$"),
-    ],
-    ids=repr,
-)
-def test_which_member_it_is(photos, tmp_path, members, where):
-    assert re.search(where, said(folder(photos, *members), tmp_path))
+    ):
+        assert re.search(where, said(folder(photos, *members), tmp_path))
 
 
 def test_who_hears_of_it(photos, tmp_path, capsys, monkeypatch):
@@ -77,9 +62,6 @@ def test_who_hears_of_it(photos, tmp_path, capsys, monkeypatch):
         precompute(dataset, tmp_path / "a.h5", num_workers=0)  # it is there, and only opened
         precompute(dataset, tmp_path / "b.h5", num_workers=0, announce=heard.append)
     assert "RandomResizedCrop" in heard[0].advice
-    note = "images are stored as large as they are decoded. Smaller are"
-    assert note in str(DataLoader(dataset, backend="h5").explain())
-    assert note not in str(DataLoader(dataset, backend=H5(images="packed")).explain())
     capsys.readouterr()
     next(iter(DataLoader(dataset, batch_size=2, backend=H5(tmp_path / "c.h5"))))
     assert "h5  RandomResizedCrop at dataset.transform" in capsys.readouterr().err
@@ -88,9 +70,5 @@ def test_who_hears_of_it(photos, tmp_path, capsys, monkeypatch):
         f"data = ImageFolder({str(photos)!r}, v2.Compose([v2.RandomResizedCrop(9), v2.ToImage()]))"
     )
     monkeypatch.chdir(tmp_path)
-    command = ["cache", "build", "advice_data.py:data", "d.h5", "--workers", "0"]
-    assert main(command) == 0
-    lines = capsys.readouterr().err.splitlines()
-    assert any(line.startswith("build  RandomResizedCrop at dataset.transform") for line in lines)
-    assert main([*command, "--overwrite", "--quiet"]) == 0
-    assert "RandomResizedCrop" not in capsys.readouterr().err
+    assert main(["cache", "build", "advice_data.py:data", "d.h5", "--workers", "0"]) == 0
+    assert "build  RandomResizedCrop at dataset.transform" in capsys.readouterr().err
