@@ -145,14 +145,6 @@ def test_h5py_reads_the_same_values(packed, codec):
     assert seen == 10
 
 
-def test_small_columns_are_not_compressed(tmp_path):
-    index = build(tmp_path / "a.h5", rows_of(20), compress=Compressed("zstd"))
-    assert [column.name for column in index.columns if column.packing is not None] == []
-    build(tmp_path / "plain.h5", rows_of(20))
-    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "plain.h5").read_bytes()
-    assert build(tmp_path / "a.h5", [], compress=Compressed("zstd")).columns == ()
-
-
 @BOTH
 def test_a_row_of_several_pieces(tmp_path, codec):
     rows = [np.arange(number * 50_000, dtype="<u4") // 9 for number in range(4)]

@@ -238,11 +238,8 @@ def test_columns_that_overlap(read, whole):
 )  # fmt: skip
 def test_texts_that_are_no_index(read, whole, text):
     assert "malformed" in read(whole.with_text(text))
-
-
-def test_a_key_that_occurs_twice(read, whole):
-    text = whole.text.replace(b'"rows":11,', b'"rows":11,"rows":11,')
-    assert "a key occurs twice" in read(whole.with_text(text))
+    twice = whole.text.replace(b'"rows":11,', b'"rows":11,"rows":11,')
+    assert "a key occurs twice" in read(whole.with_text(twice))
 
 
 @pytest.mark.parametrize("way", ["rows", "fingerprint.f"])
@@ -259,9 +256,8 @@ def test_an_index_as_deep_as_json_reads_it(read, whole, way):
 
 
 def test_a_fingerprint_of_anything_is_only_shown(read, folder, whole):
-    for value in (-1, "a", [[[]]], 10**39):
+    for value in (-1, "a", [[[]]], 10**39, "\x1b]0;x\x07\ud800" + "y" * 300):
         assert read(whole.changed({"fingerprint.f": value})) == "read"
-    read(whole.changed({"fingerprint.f": "\x1b]0;x\x07\ud800" + "y" * 300}))
     with pytest.raises(CacheError, match=r"f: \\x1b\]0;x\\x07\\ud800y+\.\.\. when") as caught:
         CachedDataset(folder / "mixed.h5", expect={"f": 1})
     assert str(caught.value).isprintable()
@@ -303,11 +299,11 @@ def test_headers(read, whole, start, message):
     assert re.search(message, read(start + whole.data[HEADER:]))
 
 
-@pytest.mark.parametrize("block", [64, 2048, 4097, 8191])
-def test_a_block_that_is_no_power_of_two(read, whole, block):
-    text = whole.text if block > len(whole.text) + HEADER else b"{}"
-    assert read(seal(text, max(block, 4096))[:64] + whole.data[64:]) != "read"
-    assert read(seal(text, block) + whole.body) != "read"
+def test_a_block_that_is_no_power_of_two(read, whole):
+    for block in (64, 2048, 4097, 8191):
+        text = whole.text if block > len(whole.text) + HEADER else b"{}"
+        assert read(seal(text, max(block, 4096))[:64] + whole.data[64:]) != "read"
+        assert read(seal(text, block) + whole.body) != "read"
 
 
 def test_shards_in_another_order_and_other_counts_and_names(tmp_path, read, wholes):
@@ -396,17 +392,17 @@ def test_what_is_wrong_with_classes_is_said(tmp_path, whole, text, message):
         _ = CachedDataset(tmp_path / "a.h5").attributes
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-8-sig"])
-def test_json_is_utf8(tmp_path, read, encoding):
+def test_json_is_utf8(tmp_path, read):
     """json itself guesses the encoding of bytes, and imports what decodes it."""
     build(tmp_path / "a.h5", [["a" * 28]], failed=[(1, "b" * 64)])
     data = bytearray((tmp_path / "a.h5").read_bytes())
     fields = Whole(bytes(data)).fields
-    for place, size in (fields["columns"][0]["values"], fields["failed"]["messages"]):
-        data[place : place + size] = ("[1]" + " " * size).encode(encoding)[:size]
-    said = read(bytes(data))
-    assert "cannot hold" in said
-    assert "the list of failed samples" in said
+    for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-8-sig"):
+        for place, size in (fields["columns"][0]["values"], fields["failed"]["messages"]):
+            data[place : place + size] = ("[1]" + " " * size).encode(encoding)[:size]
+        said = read(bytes(data))
+        assert "cannot hold" in said
+        assert "the list of failed samples" in said
 
 
 def test_a_bool_is_true_or_false(tmp_path):

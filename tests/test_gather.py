@@ -89,19 +89,6 @@ def test_batches_and_default_generator_are_torchs(make):
         assert_same_epochs(run_epochs(ours), run_epochs(theirs), storage=True)
 
 
-def test_that_the_datasets_above_really_are_gathered(monkeypatch):
-    # Without torch to fall back on, or the tests above might compare torch to torch.
-    for name, make in DATASETS.items():
-        if name == "Subset of negative indices":
-            continue  # index_select takes none: torch fetches those batches
-        expected = list(TorchLoader(make(), 3))
-        with monkeypatch.context() as patch:
-            for kind in (TensorDataset, Subset, StackDataset):
-                for method in ("__getitem__", "__getitems__"):
-                    patch.setattr(kind, method, None, raising=False)
-            assert_same(list(DataLoader(make(), 3)), expected, name, storage=True)
-
-
 def _generator():
     return torch.Generator().manual_seed(11)
 
@@ -398,16 +385,3 @@ def test_a_profiler_sees_torchs_name():
         assert_same(list(loader), list(TorchLoader(dataset(), batch_size=10)))
     names = [event.name for event in profile.function_events]
     assert names.count("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__") == 10
-
-
-def test_a_seed_fixes_the_gathers_order():
-    def labels(**options):
-        loader = DataLoader(dataset(), batch_size=5, shuffle=True, seed=1, **options)
-        return [label for _ in range(2) for _, batch in loader for label in batch.tolist()]
-
-    state = torch.get_rng_state()
-    first = labels()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert labels() == first == labels(backend=Stock(gather=False))
-    assert sorted(first[:37]) == list(range(37))
-    assert first[:37] != first[37:]

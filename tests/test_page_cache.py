@@ -79,17 +79,15 @@ def test_reading_brings_pages_and_evicting_drops_them(path):
 
 
 def test_what_another_process_has_mapped_stays_and_is_seen(path):
-    source = (
-        "import mmap, sys\n"
-        "with open(sys.argv[1], 'rb') as file:\n"
-        "    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
-        "memory[:]\n"
-        "print('mapped', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    command = [sys.executable, "-c", source, str(path)]
-    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
+    source = f"""
+import mmap, sys
+memory = mmap.mmap(open({str(path)!r}, "rb").fileno(), 0, access=mmap.ACCESS_READ)
+memory[:]
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    other = subprocess.Popen([sys.executable, "-c", source], **pipes)
     assert other.stdout.readline() == "mapped\n"
     evict(path)
     assert resident_pages(path).any()
@@ -107,22 +105,6 @@ def test_what_will_be_read_comes(path):
     assert becomes_true(lambda: bool(resident_pages(path)[1:9].all()))
     will_read(data)
     assert becomes_true(lambda: bool(resident_pages(path).all()))
-
-
-@pytest.mark.parametrize("missing", [(0, 1), (100, 164), (511, 512), (0, 512)])
-def test_a_look_first_does_not_miss_what_is_missing(tmp_path, missing):
-    large = tmp_path / "large"
-    large.write_bytes(os.urandom(512 * PAGE))
-    on_disk(large)
-    assert tells_truth(large)
-    large.read_bytes()
-    data = mapped(large)
-    will_read(data, look=True)  # all there
-    evict(large, [(missing[0] * PAGE, missing[1] * PAGE)])
-    if resident_pages(large)[slice(*missing)].all():
-        pytest.skip("the kernel keeps single pages of what it read as one")
-    will_read(data, look=True)
-    assert becomes_true(lambda: bool(resident_pages(large).all()))
 
 
 def test_a_missing_page_is_read_alone_if_so_expected(path):
