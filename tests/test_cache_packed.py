@@ -135,11 +135,6 @@ ODD = {  # those that a loader might turn, or of which it might take another par
 ODD |= {name: saved(smooth(1), name) for name in ("TIFF", "PPM")}
 
 
-def test_files_of_every_kind(tmp_path):
-    dataset = Bytes(as_dict, list(ODD.values()))
-    assert_packed(pack(dataset, tmp_path / "a.h5"), dataset, dataset.files)
-
-
 def test_a_folder_of_files_of_every_kind(tmp_path):
     (tmp_path / "class").mkdir()
     for number, file in enumerate(ODD.values()):

@@ -19,8 +19,6 @@ from dataloaders.cache import CachedDataset, precompute
 from dataloaders.machine.page_cache import (
     DiskWatch,
     evict,
-    expect_exactly,
-    map_file,
     resident_pages,
     tells_truth,
     will_read,
@@ -105,21 +103,6 @@ def test_what_will_be_read_comes(path):
     assert becomes_true(lambda: bool(resident_pages(path)[1:9].all()))
     will_read(data)
     assert becomes_true(lambda: bool(resident_pages(path).all()))
-
-
-def test_a_missing_page_is_read_alone_if_so_expected(path):
-    with open(path, "rb") as file:
-        memory = map_file(file.fileno(), os.path.getsize(path))
-    expect_exactly(memory, True)
-    for page in (7, 30):
-        memory[page * PAGE]
-    found = np.flatnonzero(resident_pages(path)).tolist()
-    assert {7, 30} <= set(found)
-    assert len(found) <= 16  # 2, where pages are read in no larger units
-    expect_exactly(memory, False)
-    evict(path)
-    memory[30 * PAGE]
-    assert becomes_true(lambda: resident_pages(path).sum() > 1)
 
 
 def test_whose_pages_are_told(path):
