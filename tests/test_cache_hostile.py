@@ -1,8 +1,7 @@
 """Files that somebody made to do harm: a value or a CacheError, and nothing else ever.
 
-Each is read in this process, to the last row. Python's and NumPy's memory is counted, the
-addresses that the parser lets through are checked, and pytest's time limit ends a hang. Damage at
-random is the fuzzer's: test_fuzz.py.
+Each is read in this process, to the last row. Python's and NumPy's memory is counted, and pytest's
+time limit ends a hang. Damage at random is the fuzzer's: test_fuzz.py.
 """
 
 import copy
