@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ def states(sampler):
 def test_generators_are_where_torchs_are_after_every_batch(make):
     data = dataset()
 
-    def two_epochs(kind):
+    def two_epochs(batch_size, drop_last, kind):
         sampler, trace = make(data), []
         loader = kind(data, sampler=sampler, batch_size=batch_size, drop_last=drop_last)
         for _ in range(2):
@@ -134,8 +135,8 @@ def test_generators_are_where_torchs_are_after_every_batch(make):
                 sampler.set_epoch(7)
         return trace
 
-    for batch_size, drop_last in itertools.product((1, 7, 37, 64), (False, True)):
-        assert_as_torch(two_epochs)
+    for sizes in itertools.product((1, 7, 37, 64), (False, True)):
+        assert_as_torch(partial(two_epochs, *sizes))
 
 
 @settings(max_examples=60, deadline=None)
@@ -196,14 +197,14 @@ ODD_KEYS = [
 
 
 def test_errors_and_odd_keys_are_torchs():
-    def outcome(kind):
+    def outcome(keys, kind):
         try:
             return list(kind(dataset(), batch_size=2, sampler=Shuffled(keys)))
         except Exception as error:
             return [type(error), str(error)]
 
     for keys in ODD_KEYS:
-        assert_as_torch(outcome, str(keys))
+        assert_as_torch(partial(outcome, keys), str(keys))
 
 
 def test_batch_samplers_of_any_kind():
@@ -243,7 +244,7 @@ CHANGES = [_replace, _change, _require_grad, _transpose, _size, _no_size]
 
 
 def test_a_dataset_and_batches_that_change_in_mid_epoch():
-    def epoch(kind):
+    def epoch(change, drop_last, kind):
         data, trace = dataset(), []
         loader = kind(data, batch_size=10, drop_last=drop_last)
         for number, batch in enumerate(loader):
@@ -252,8 +253,8 @@ def test_a_dataset_and_batches_that_change_in_mid_epoch():
                 change(data, loader.batch_sampler)
         return trace
 
-    for change, drop_last in itertools.product(CHANGES, (False, True)):
-        assert_as_torch(epoch, change.__name__)
+    for how in itertools.product(CHANGES, (False, True)):
+        assert_as_torch(partial(epoch, *how), str(how))
 
 
 @pytest.mark.parametrize("of", [list, tuple, np.array])
