@@ -155,18 +155,6 @@ def test_a_row_of_several_pieces(tmp_path, codec):
     )
 
 
-def test_what_does_not_get_smaller_is_kept_as_it_is(tmp_path):
-    samples = [np.random.default_rng(row).integers(0, 256, 70_000, np.uint8) for row in range(30)]
-    plain = build(tmp_path / "plain.h5", samples)
-    index = build(tmp_path / "a.h5", samples, compress=Compressed("zstd"))
-    assert index.columns[0].packing is not None
-    assert abs(index.file_bytes - plain.file_bytes) < 20_000
-    cached = CachedDataset(tmp_path / "a.h5")
-    assert all((cached[row] == samples[row]).all() for row in range(30))
-    cached[3][:] = 0  # a copy all the same
-    assert (cached[3] == samples[3]).all()
-
-
 # Building
 
 

@@ -1,8 +1,4 @@
-"""A fuzzer of what reads caches: ``python tests/fuzz TARGET``, or ``make fuzz``.
+"""A fuzzer of what reads caches, which test_fuzz.py runs: a moment by day, longer by night.
 
-    sound files ──> damage ──> target ──> guard: a value or a CacheError, else a finding
-      ^                          │
-      └── Atheris: new branches ─┘
-
-Targets, damage and guard are plain Python: the tests run them for a moment without Atheris.
+sound files ──> damage ──> target, under a guard: a value or a CacheError, else a finding
 """

@@ -1,27 +1,22 @@
 """Spoils caches: the index by its structure, arrays by their values, and bytes.
 
-A function of the input, a random generator and ``raw``, which changes some bytes: libFuzzer's own
-changes, which know what values the code compared, or `few_bytes`. Most results have the digest and
-the length that they say, and the sizes and places that follow from their shapes: they are read.
+Most results have the digest and the length that they say, and the sizes and places that follow from
+their shapes: they are read.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from dataloaders.cache.sample.sample import DTYPES, column_names
 from dataloaders.errors import CacheError
 from helpers.hostile import BLOCK, Whole, encoded
-
-__all__ = ["LARGEST", "damaged", "few_bytes", "refit"]
-
-Raw: TypeAlias = Callable[[bytes], bytes]
 
 LARGEST = 1 << 17  # bytes of a file: small files are run often
 _NUMBERS = (
@@ -39,7 +34,7 @@ _TEXTS = (
 _ODD_BYTES = (b"[" * 2000, b"9" * 5000, b"NaN", b"1e999", b"\xff\xfe", b"\xed\xa0\x80", b'{"a":')
 
 
-def few_bytes(data: bytes, random: Random) -> bytes:
+def raw(data: bytes, random: Random) -> bytes:
     """``data`` with a few bytes changed, inserted or deleted."""
     made = bytearray(data)
     for _ in range(random.randint(1, 4)):
@@ -55,19 +50,19 @@ def few_bytes(data: bytes, random: Random) -> bytes:
     return bytes(made)
 
 
-def damaged(data: bytes, random: Random, raw: Raw) -> bytes:
+def damaged(data: bytes, random: Random) -> bytes:
     """Another cache; most have an index whose digest is right."""
     try:
         whole = Whole(data)
     except (ValueError, RecursionError, ArithmeticError, MemoryError):
-        return raw(data)
+        return raw(data, random)
     kind = random.random()
     if kind < 0.03:
-        return raw(data)
+        return raw(data, random)
     if kind < 0.06:
         return data[: random.randrange(len(data) + 1)]
     if kind < 0.12:
-        return whole.with_text(raw(whole.text))
+        return whole.with_text(raw(whole.text, random))
     try:
         if kind < 0.5:
             if random.random() < 0.5:
@@ -75,14 +70,14 @@ def damaged(data: bytes, random: Random, raw: Raw) -> bytes:
             for _ in range(random.choice((0, 1, 1, 2, 3))):
                 whole.fields = _changed(whole.fields, random)
             if random.random() < 0.8:
-                refit(whole, random)
+                _refit(whole, random)
         else:
-            whole.body = _with_other_values(whole, random, raw)
+            whole.body = _with_other_values(whole, random)
         return whole.with_fields(whole.fields)[:LARGEST]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
-        return raw(data)  # what cannot be changed so, or not be made to fit
+        return raw(data, random)  # what cannot be changed so, or not be made to fit
     except CacheError:
-        return raw(data)
+        return raw(data, random)
 
 
 # The index
@@ -149,7 +144,7 @@ def _retype(fields: Any, random: Random) -> None:
     one["shape"] = shape if random.random() < 0.5 else None
 
 
-def refit(whole: Whole, random: Random) -> None:
+def _refit(whole: Whole, random: Random) -> None:
     """Give the columns of a file the names, sizes and places that follow from rows and shapes."""
     fields, rows = whole.fields, whole.fields["rows"]
     names, columns = column_names(fields["structure"]), fields["columns"]
@@ -213,7 +208,7 @@ def _wanted(column: Any, rows: int, random: Random) -> list[tuple[Any, str, int,
 # The arrays
 
 
-def _with_other_values(whole: Whole, random: Random, raw: Raw) -> bytes:
+def _with_other_values(whole: Whole, random: Random) -> bytes:
     """The body, with one or more arrays changed."""
     body = bytearray(whole.body)
     if body and random.random() < 0.2:  # the pieces of compressed columns: anywhere
@@ -235,7 +230,7 @@ def _with_other_values(whole: Whole, random: Random, raw: Raw) -> bytes:
             body[begin:end] = values.tobytes()
         else:
             array = bytes(body[begin:end])
-            new = random.choice(_ODD_BYTES) + array if random.random() < 0.1 else raw(array)
+            new = random.choice(_ODD_BYTES) + array if random.random() < 0.1 else raw(array, random)
             body[begin:end] = new[: end - begin].ljust(end - begin, new[-1:] or b"\0")
     return bytes(body)
 

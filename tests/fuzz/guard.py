@@ -37,19 +37,20 @@ class Guard:
         self._size = os.open("/proc/self/statm", os.O_RDONLY)
         sys.addaudithook(self._audit)
 
-    def watch(self, call: Callable[[], object]) -> None:
-        """Call it; raise what it raises, and an AssertionError if it did what it must not do."""
+    def watch(self, call: Callable[[], Any]) -> Any:
+        """Return what it returns; an AssertionError says that it did what it must not do."""
         self._seen = []
         before = resource.getrlimit(resource.RLIMIT_AS)
         size = int(os.pread(self._size, 100, 0).split()[0]) * _PAGE
         resource.setrlimit(resource.RLIMIT_AS, (size + _ROOM, before[1]))
         self._armed = True
         try:
-            call()
+            found = call()
         finally:
             self._armed = False
             resource.setrlimit(resource.RLIMIT_AS, before)
         assert not self._seen, self._seen
+        return found
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._armed or event.startswith(_HARMLESS):
