@@ -1,6 +1,6 @@
 """The fuzzer: it sees what it must see, and finds nothing in each target.
 
-A finding names its seed and try; the same ones give the same input again.
+A seed and the number of the try, which are printed, give the same input again.
 """
 
 import json
@@ -8,12 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from fuzz.damage import damaged, few_bytes
+from fuzz.damage import damaged
 from fuzz.guard import Guard
 from fuzz.targets import TARGETS, sound_files
 
@@ -21,23 +22,20 @@ MANY = int(os.environ.get("FUZZ_TRIES", "500"))
 
 
 def fuzz(name, tries, seed, folder, watch):
-    random, inputs, unrefused = Random(seed), list(sound_files(folder)), 0
-    one = folder / "one"
-    for number in range(-len(inputs), tries):
-        data = inputs[number] if number < 0 else None
-        if data is None:
-            data = damaged(random.choice(inputs), random, lambda part: few_bytes(part, random))
-            inputs.append(data)
+    def run(data):
+        one = folder / "one"
         one.mkdir()
-        try:
-            if number < 0:  # what is imported and read at first use is no finding
-                assert TARGETS[name](data, one) or name == "batches"
-            else:
-                unrefused += watch(lambda: TARGETS[name](data, one))
-        except BaseException as error:
-            error.add_note(f"{name}, seed {seed}, try {number}")
-            raise
+        found = TARGETS[name](data, one)
         shutil.rmtree(one)
+        return found
+
+    random, inputs, unrefused = Random(seed), list(sound_files(folder)), 0
+    for data in inputs:  # what is imported and read at first use is no finding
+        assert run(data) or name == "batches"
+    for number in range(tries):
+        print(f"{name}, seed {seed}, try {number}")
+        inputs.append(damaged(random.choice(inputs), random))
+        unrefused += watch(partial(run, inputs[-1]))
     assert unrefused > tries // 10, "values are read too, and not only indexes refused"
 
 
