@@ -334,7 +334,7 @@ class Iterable(IterableDataset):
         (numbered, {"rows": "all"}, r"rows=.*samples in a part"),
         (numbered, {"on_error": "ignore"}, "on_error='ignore': it must be"),
         (Iterable(), {}, "Iterable has no samples by index"),
-        (type("Lengthless", (), {"__getitem__": None})(), {}, "Lengthless has no len"),
+        (type("Lengthless", (), {"__getitem__": lambda self, n: n})(), {}, "Lengthless has no len"),
         (Numbered(-1), {}, r"Numbered has no len\(\) \(.*>= 0\)"),
         ({1, 2}, {}, "set has no __getitem__"),
     ],
