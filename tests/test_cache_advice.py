@@ -11,7 +11,6 @@ from torchvision.transforms import v2
 from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import estimate, precompute
-from dataloaders.cli import main
 from dataloaders.errors import CacheWarning
 from helpers.photos import picture
 
@@ -53,7 +52,7 @@ def test_what_is_said_of_the_member_that_comes_first(photos, tmp_path):
         assert re.search(where, said(folder(photos, *members), tmp_path))
 
 
-def test_who_hears_of_it(photos, tmp_path, capsys, monkeypatch):
+def test_who_hears_of_it(photos, tmp_path, capfd, command):
     dataset, heard = folder(photos, FIRST), []
     with pytest.warns(CacheWarning, match=r"RandomResizedCrop .* 351\.6 KiB a row"):
         precompute(dataset, tmp_path / "a.h5", num_workers=0)
@@ -62,13 +61,12 @@ def test_who_hears_of_it(photos, tmp_path, capsys, monkeypatch):
         precompute(dataset, tmp_path / "a.h5", num_workers=0)  # it is there, and only opened
         precompute(dataset, tmp_path / "b.h5", num_workers=0, announce=heard.append)
     assert "RandomResizedCrop" in heard[0].advice
-    capsys.readouterr()
+    capfd.readouterr()
     next(iter(DataLoader(dataset, batch_size=2, backend=H5(tmp_path / "c.h5"))))
-    assert "h5  RandomResizedCrop at dataset.transform" in capsys.readouterr().err
+    assert "h5  RandomResizedCrop at dataset.transform" in capfd.readouterr().err
     (tmp_path / "advice_data.py").write_text(
         "from torchvision.datasets import ImageFolder\nfrom torchvision.transforms import v2\n"
         f"data = ImageFolder({str(photos)!r}, v2.Compose([v2.RandomResizedCrop(9), v2.ToImage()]))"
     )
-    monkeypatch.chdir(tmp_path)
-    assert main(["cache", "build", "advice_data.py:data", "d.h5", "--workers", "0"]) == 0
-    assert "build  RandomResizedCrop at dataset.transform" in capsys.readouterr().err
+    told = command("cache", "build", "advice_data.py:data", "d.h5", "--workers", "0").err
+    assert "build  RandomResizedCrop at dataset.transform" in told

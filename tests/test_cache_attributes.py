@@ -12,7 +12,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from dataloaders.cache import CachedDataset, join, precompute, verify
-from dataloaders.cli import main
 from dataloaders.errors import CacheError
 from helpers.cached import spoil
 from helpers.hostile import say_less
@@ -44,15 +43,14 @@ def test_of_an_image_folder(tmp_path):
     assert verify(tmp_path / "a.h5") == []
 
 
-def test_what_hdf5_info_and_verify_make_of_them(tmp_path, capsys):
+def test_what_hdf5_info_and_verify_make_of_them(tmp_path, command):
     path = tmp_path / "a.h5"
     classes = ["cat", "\x1b[2J", "x" * 90, ("tench", "Tinca")]
     cached = kept(path, numbers(classes=classes, class_to_idx={"cat": 0, "\x1b[2J": 1}))
     with h5py.File(path) as file:
         read = json.loads(bytes(file["attributes"][:]))
     assert read["classes"] == ["cat", "\x1b[2J", "x" * 90, ["tench", "Tinca"]]
-    assert main(["cache", "info", str(path)]) == 0
-    shown = capsys.readouterr().out
+    shown = command("cache", "info", path).out
     assert f"classes: 4 (cat, \\x1b[2J, {'x' * 40}..., ...)" in shown
     assert "class_to_idx: 2 (cat: 0, \\x1b[2J: 1)" in shown
     spoil(path, cached.index.attributes.offset + 14)

@@ -22,7 +22,6 @@ from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, Compressed, precompute, verify
 from dataloaders.cache.format.codecs import Undecodable, codec_of
-from dataloaders.cli import main
 from dataloaders.errors import CacheError, OptionError
 from helpers.cached import build, spoil
 from helpers.compare import assert_same, bits
@@ -191,19 +190,16 @@ def test_options(tmp_path):
             Compressed(*level)
 
 
-def test_the_command_line(tmp_path, capsys):
-    source = f"{__file__}:pictures"
-    path = str(tmp_path / "a.h5")
-    command = ["cache", "build", source, path, "--compress", "zstd", "--level", "9", "--quiet"]
-    assert main([*command, "--workers", "0"]) == 0
-    assert CachedDataset(path).index.fingerprint["compress"] == "zstd, level 9"
-    capsys.readouterr()
-    assert main(["cache", "info", path]) == 0
-    told = capsys.readouterr().out
+def test_the_command_line(command):
+    words = ("cache", "build", f"{__file__}:pictures", "a.h5", "--level", "9", "--workers", "0")
+    assert command(*words, "--compress", "zstd").status == 0
+    assert CachedDataset("a.h5").index.fingerprint["compress"] == "zstd, level 9"
+    told = command("cache", "info", "a.h5").out
     assert re.search(r"image +image:RGB +uint8 +3 x 40 x 48 +\S+ KiB +zstd, to 1/\d+\.\d", told)
     assert "built from compress: zstd, level 9" in told
-    assert main(["cache", "build", source, path, "--level", "9"]) != 0
-    assert "--level 9: give --compress too" in capsys.readouterr().err
+    done = command(*words)
+    assert done.status != 0
+    assert "--level 9: give --compress too" in done.err
 
 
 # backend="h5"

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ import torch
 
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cache.build import ranks as ranks_module
-from dataloaders.cli import main
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers.cached import spoil
 from helpers.compare import assert_same
@@ -304,65 +304,57 @@ def test_a_shard_that_cannot_be(path):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def build_command(command, tmp_path):
     (tmp_path / "some_data.py").write_text(
         f"import sys\nsys.path[:0] = [{str(ROOT / 'tests')!r}]\n"
         "from helpers.numbered import Numbered\nsamples = Numbered()\n"
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "some_data", raising=False)
-    return tmp_path
+    return partial(command, "cache", "build", "some_data.py:samples", "a.h5", "--workers", "0")
 
 
-def build_command(*words):
-    return main(["cache", "build", "some_data.py:samples", "a.h5", "--workers", "0", *words])
-
-
-def test_shards_that_are_built_apart_are_joined(folder, expected, capsys):
+def test_shards_that_are_built_apart_are_joined(command, build_command, expected, tmp_path):
     for rank in range(4):
-        assert build_command("--shard", f"{rank}/4", "--no-wait") == 0
-        assert f"a.parts/000{rank}0.h5: 1" in capsys.readouterr().out
-    assert main(["cache", "join", "a.h5"]) == 0
-    assert "a.h5: 41 samples in 4 parts, " in capsys.readouterr().out
-    assert_equal_to_the_bit(folder, expected)
-    assert main(["cache", "info", "a.h5"]) == 0
-    told = capsys.readouterr().out
+        assert f"a.parts/000{rank}0.h5: 1" in build_command(f"--shard={rank}/4", "--no-wait").out
+    assert "a.h5: 41 samples in 4 parts, " in command("cache", "join", "a.h5").out
+    assert_equal_to_the_bit(tmp_path, expected)
+    told = command("cache", "info", "a.h5").out
     assert "in 4 parts:" in told
     assert "a.parts/00030.h5: 11 samples" in told
-    capsys.readouterr()
-    part = folder / "a.parts" / "00010.h5"
+    part = tmp_path / "a.parts" / "00010.h5"
     spoil(part, part.stat().st_size // 2)
-    assert main(["cache", "verify", "a.h5"]) == 1
-    damaged, advice = capsys.readouterr().out.splitlines()
+    done = command("cache", "verify", "a.h5")
+    damaged, advice = done.out.splitlines()
+    assert done.status == 1
     assert damaged.startswith("a.parts/00010.h5: ")
     assert "delete a.parts/00010.h5 and build again" in advice
     part.unlink()
-    assert main(["cache", "info", "a.h5"]) == 2
-    assert "is missing" in capsys.readouterr().err
-    assert build_command("--shard", "1/4", "--no-wait") == 0
-    assert main(["cache", "join", "a.h5"]) == 0
-    assert_equal_to_the_bit(folder, expected)
+    done = command("cache", "info", "a.h5")
+    assert done.status == 2
+    assert "is missing" in done.err
+    assert build_command("--shard", "1/4", "--no-wait").status == 0
+    assert command("cache", "join", "a.h5").status == 0
+    assert_equal_to_the_bit(tmp_path, expected)
 
 
-def test_the_rank_is_that_of_torchrun(folder, monkeypatch, capsys):
+def test_the_rank_is_that_of_torchrun(build_command, monkeypatch, tmp_path):
+    def refused(message, *words):
+        done = build_command(*words)
+        assert done.status == 2
+        assert message in done.err
+
     for rank, world, files in (("1", "2", ["a.parts/00020.h5"]), ("0", "1", ["a.h5"])):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", world)
-        assert build_command(*(["--no-wait"] if world == "2" else [])) == 0
-        assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.h5")) == files
+        assert build_command(*(["--no-wait"] if world == "2" else [])).status == 0
+        assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.h5")) == files
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in ("", "2", "x"):
         monkeypatch.setenv("RANK", rank)
-        assert build_command() == 2
-        assert f"WORLD_SIZE=2 and RANK={rank!r} in the environment" in capsys.readouterr().err
+        refused(f"WORLD_SIZE=2 and RANK={rank!r} in the environment")
     monkeypatch.delenv("WORLD_SIZE")
-    assert build_command("--no-wait") == 2
-    assert "--no-wait is for shards" in capsys.readouterr().err
+    refused("--no-wait is for shards", "--no-wait")
     for text in ("3", "4/4", "a/4", "1/", "-1/4"):
-        with pytest.raises(SystemExit):
-            build_command(f"--shard={text}")
-        assert "give RANK/OF, such as 3/8" in capsys.readouterr().err
+        refused("give RANK/OF, such as 3/8", f"--shard={text}")
 
 
 class Fits(Exception):

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.cli import main
 from dataloaders.cli.cache_options import add_parsers
 from dataloaders.cli.photos import make_photos
 from helpers.cached import spoil
@@ -51,34 +50,12 @@ number = 3
 """
 
 
-@dataclass
-class Done:
-    status: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def command(monkeypatch, capfd, tmp_path):
-    """Runs one command line in this process, in a folder with a file of datasets."""
-    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+def command(command, monkeypatch, tmp_path):
+    """``dataloaders cache`` in a folder with a file of datasets."""
     monkeypatch.setenv("COLUMNS", "160")
     (tmp_path / "squares_data.py").write_text(DATA)
-    monkeypatch.chdir(tmp_path)
-
-    def carry_out(*words):
-        with monkeypatch.context() as kept:
-            kept.setattr(sys, "path", list(sys.path))
-            kept.delitem(sys.modules, "squares_data", raising=False)
-            capfd.readouterr()
-            try:
-                status = main(["cache", *map(str, words)])
-            except SystemExit as error:
-                status = int(error.code or 0)
-        captured = capfd.readouterr()
-        return Done(status, captured.out, captured.err)
-
-    return carry_out
+    return partial(command, "cache")
 
 
 def cache_parser():
@@ -181,7 +158,6 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(command):
     assert done.status == 130
     kept = r"dataloaders cache: interrupted: [1-9] of 12 samples are kept in .*x.parts; start it"
     assert re.search(kept, done.err)
-    sys.modules.pop("interrupted")
     Path("interrupted.py").write_text(INTERRUPTED.replace("at = 10", "at = 1000"))
     assert build(command, "interrupted.py:interrupted", "x.h5").status == 0
     assert len(CachedDataset("x.h5")) == 12
