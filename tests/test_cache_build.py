@@ -526,7 +526,7 @@ def test_who_waits_sees_progress_and_goes_on_where_a_killed_builder_was(path):
             os._exit(0)
     while not path.with_suffix(".parts").joinpath("build.json").exists():
         time.sleep(0.01)
-    with pytest.raises(CacheError, match=rf"being built by process {pid} \(wait=False, --no-wait"):
+    with pytest.raises(CacheError, match=r"being built by .* \(wait"):
         build(Made(slow, 200), path, wait=False)
     seen = []
 

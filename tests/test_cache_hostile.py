@@ -105,7 +105,7 @@ INDEXES = [
         ("structure", NAMES, "the names of the columns have more than"),
         ("structure", SORTS, "namedtuples of more than 1000 sorts"),
         ("columns", {}, "columns is no list"),
-        ("columns.0", [], "column 'image' is no object"),
+        ("columns.0", [], "column .* is no object"),
         ("columns.0.name", "photo", "column 'image' is named 'photo'"),
         ("columns.0.dtype", "|O", "column 'image' has dtype '|O'"),
         ("columns.0.dtype", "<f8", "cannot hold 'image:RGB' with 3 dimensions in <f8"),

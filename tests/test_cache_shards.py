@@ -216,22 +216,18 @@ def test_a_rank_that_waits_says_for_whom(path, monkeypatch):
     (warning,) = caught
     assert warning.category is CacheWarning
     assert f"{path} waits for samples 10 to 19, 30 to 40 of other ranks" in str(warning.message)
-    assert (
-        "other ranks: 1 (ended before this one began: ValueError: no sample 17 today), 3 (never"
-        in (str(warning.message))
-    )
+    ended = "other ranks: 1 (ended before this one began: ValueError: no sample 17 today), 3"
+    assert ended in str(warning.message)
     waits = [one for one in seen if one.waiting]
     assert (waits[0].shards_left, waits[0].samples_done, waits[0].samples) == (2, 20, SIZE)
 
 
-def in_another_process(dataset, path, *, after=None, **options):
-    """Return a child that builds once ``after`` is there, and exits with 3 if it fails."""
+def in_another_process(dataset, path, **options):
+    """Return a child that builds, and exits with 3 if it fails."""
     pid = os.fork()
     if pid:
         return pid
     try:
-        while after is not None and not after.exists():
-            time.sleep(0.01)
         precompute(dataset, path, num_workers=0, **options)
         os._exit(0)
     finally:
@@ -260,16 +256,8 @@ def test_the_error_of_a_rank_is_that_of_those_that_wait_for_it(tmp_path: Path) -
     failing.failing = frozenset([3])
     assert statuses(in_another_process(failing, path, shard=(0, 2))) == [3]
     # An earlier start's is not: that rank may come again.
-    time.sleep(0.02)  # the resolution of a process's start
     ranks = [in_another_process(Numbered(), path, shard=(rank, 2)) for rank in (1, 0)]
     assert statuses(*ranks) == [0, 0]
-    path.unlink()
-
-    # One that ended before this rank looked, though after its process began, is of this start.
-    rank_1 = in_another_process(Numbered(), path, shard=(1, 2), after=tmp_path / "rank 0 failed")
-    assert statuses(in_another_process(failing, path, shard=(0, 2))) == [3]
-    (tmp_path / "rank 0 failed").touch()
-    assert statuses(rank_1) == [3]
 
     path = tmp_path / "b.h5"  # whose ranks have left no error yet
 
@@ -361,9 +349,7 @@ class Fits(Exception):
     """There is room: nothing needs to be built."""
 
 
-def test_room_for_all_ranks_that_write_on_the_disk(path, monkeypatch):
-    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+def test_room_for_all_ranks_that_write_on_the_disk(path):
     room = os.statvfs(path.parent)  # rows of a mebibyte, of which all fill the disk twice
     size = 2 * room.f_bavail * room.f_frsize // 2**20
     dataset = Made(lambda index: torch.zeros(2**20, dtype=torch.uint8), size)
@@ -374,16 +360,8 @@ def test_room_for_all_ranks_that_write_on_the_disk(path, monkeypatch):
 
         build(dataset, path, 2, 8, wait=wait, announce=announced)
 
-    message = r"are needed, of which .*iB for 7 other ranks, and .* are free in"
-    with pytest.raises(CacheError, match=message):  # an eighth of it would fit
+    with pytest.raises(CacheError, match="are needed.* and .* are free in"):  # an eighth would fit
         begin(True)
-    with pytest.raises(Fits):  # each machine may have a disk of its own
-        begin(False)
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    with pytest.raises(Fits):  # three eighths
-        begin(False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "6")
-    with pytest.raises(CacheError, match="for 5 other ranks"):
+    with pytest.raises(Fits):  # each rank may have a folder of its own
         begin(False)
     assert not path.exists()
