@@ -360,7 +360,7 @@ def test_room_for_all_ranks_that_write_on_the_disk(path):
 
         build(dataset, path, 2, 8, wait=wait, announce=announced)
 
-    with pytest.raises(CacheError, match="are needed.* and .* are free in"):  # an eighth would fit
+    with pytest.raises(CacheError, match=r"are needed.* and .* are free in"):  # an eighth would fit
         begin(True)
     with pytest.raises(Fits):  # each rank may have a folder of its own
         begin(False)
