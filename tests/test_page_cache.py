@@ -76,7 +76,8 @@ def test_reading_brings_pages_and_evicting_drops_them(path):
 def test_what_another_process_has_mapped_stays_and_is_seen(path):
     source = f"""
 import mmap, sys
-memory = mmap.mmap(open({str(path)!r}, "rb").fileno(), 0, access=mmap.ACCESS_READ)
+file = open({str(path)!r}, "rb")
+memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 memory[:]
 print("mapped", flush=True)
 sys.stdin.read()
