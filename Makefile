@@ -35,12 +35,11 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench
 
-# Hostile caches, by the branches that they reach: make fuzz SECONDS=3600 TARGETS="file index"
-SECONDS := 300
-TARGETS :=
+# Hostile caches, damaged at random, watched: make fuzz TRIES=100000
+TRIES := 1000
 
-fuzz: $(VENV)/.installed-fuzz
-	$(BIN)/python tests/fuzz $(TARGETS) --seconds $(SECONDS)
+fuzz: $(VENV)/.installed-dev
+	FUZZ_TRIES=$(TRIES) $(BIN)/python -m pytest tests/test_fuzz.py -m nightly --timeout 0
 
 # Small changes that tests should notice, hours for all of it: make mutants MODULES=dataloaders/samplers
 # ARGS="--sample 40", ARGS="--since main", ARGS=--renew; ARGS=--broken takes versions broken by hand
@@ -77,10 +76,6 @@ $(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install $(HELD) -e '.[dev]'
 	touch $@ $(VENV)/.installed-demo
-
-$(VENV)/.installed-fuzz: pyproject.toml constraints.txt | $(VENV)/.installed-dev
-	$(BIN)/python -m pip install $(HELD) -e '.[dev,fuzz]'
-	touch $@ $(VENV)/.installed-dev
 
 # The newest versions of everything. On Python 3.10 no version is held: many of these need 3.11.
 constraints:

@@ -40,19 +40,8 @@ def build(tmp_path):
     return build
 
 
-def assert_cut(cached, dataset, head=None, tail=None):
-    """Samples are the dataset's; so many members are computed, and so many live."""
-    assert head is None or len(cached.index.head) == head
-    assert tail is None or len(cached.index.tail) == tail
-    assert_all_equal(cached, dataset)
-
-
 def small(image):
     return image.resize((5, 5))
-
-
-def noisy(image):
-    return image + torch.rand(1)
 
 
 def stacked(crops):
@@ -74,7 +63,6 @@ CHAINS = {
         lambda t: [t.Resize(20), t.CenterCrop(16), *float32(t), t.Normalize([0.5] * 3, [0.2] * 3)],
         ["Resize", "CenterCrop"], ["FLOAT", "Normalize"],
     ),
-    "random at once, bytes": (lambda t: [t.RandomResizedCrop(16)], [], ["RandomResizedCrop"]),
     "floats before the random one": (
         lambda t: [t.Resize((20, 20)), *float32(t), t.RandomErasing(1.0)],
         ["Resize"], ["FLOAT", "RandomErasing"],
@@ -85,9 +73,6 @@ CHAINS = {
         ["PILToTensor", "Resize"], ["RandomCrop", "ConvertImageDtype"],
     ),
     "own code": (lambda t: [t.Resize(20), small, *float32(t)], ["Resize"], ["small", "FLOAT"]),
-    "own random code": (
-        lambda t: [t.Resize(20), *float32(t), noisy], ["Resize"], ["FLOAT", "noisy"],
-    ),
     "nested": (
         lambda t: [t.Compose([t.Resize(20), t.Compose([t.RandomCrop(9)])]), *float32(t)],
         ["Resize"], ["RandomCrop", "FLOAT"],
@@ -163,12 +148,8 @@ class Views:
         return [self.transform(image), self.transform(image)]
 
 
-def split_in_two(dataset):
-    return random_split(dataset, [4, 2], generator=torch.Generator().manual_seed(1))[0]
-
-
 HOLDERS = {
-    "random_split": lambda folder: split_in_two(folder(TRAIN)),
+    "random_split": lambda folder: random_split(folder(TRAIN), [4, 2])[0],
     "Subset of ConcatDataset of equal chains": lambda folder: Subset(
         ConcatDataset([folder(TRAIN), folder(train())]), [0, 7, 11]
     ),
@@ -178,7 +159,6 @@ HOLDERS = {
         folder(TRAIN), lambda index, image, label: {"a": [1, (2, Point(3, image))], "b": label}
     ),
     "two views": lambda folder: folder(Views(TRAIN)),
-    "two views, no head": lambda folder: folder(Views(v1.Compose([v1.RandomCrop(9)]))),
     "one transform": lambda folder: folder(v1.RandomCrop(10)),
     "Sequential": lambda folder: folder(nn.Sequential(v2.Resize(12), v2.RandomCrop(10))),
 }
@@ -271,7 +251,8 @@ def test_joint_transforms_are_kept_whole(build):
     dataset = Joint(v2.Resize(10), v2.ToImage())
     cached = build(dataset)
     assert cached.index.head[0] == "Resize(size=[10], interpolation=bilinear, antialias=True)"
-    assert_cut(cached, dataset, tail=0)
+    assert cached.index.tail == ()
+    assert_all_equal(cached, dataset)
 
 
 CANNOT = {
@@ -350,4 +331,5 @@ def test_the_second_way_to_cut_is_taken_where_the_first_does_not_hold(photos, bu
     dataset = Wrapped(ImageFolder(photos, chain), needs_floats)
     cached = build(dataset)
     assert cached.column("0").dtype == np.float32
-    assert_cut(cached, dataset, head=2, tail=1)
+    assert (len(cached.index.head), len(cached.index.tail)) == (2, 1)
+    assert_all_equal(cached, dataset)

@@ -16,30 +16,6 @@ from helpers.compare import bits
 from helpers.processes import run_script
 
 
-def test_the_kinds_of_columns(tmp_path):
-    index = build(tmp_path / "a.h5", mixed(12))
-    columns = {column.name: column for column in index.columns}
-    assert list(columns) == [
-        "image", "photo", "label", "score", "name", "boxes", "words", "either", "nested/0/x",
-        "nested/0/y", "nested/1/1", "empty",
-    ]  # fmt: skip
-    assert columns["image"].shape == (3, 6, 5)
-    assert columns["image"].codes is None
-    assert columns["photo"].shape is None
-    assert columns["photo"].shapes is not None
-    assert columns["photo"].shapes.size == 12 * 3
-    assert columns["score"].variants == (("float", 0), ("none", 0))
-    assert columns["score"].shape == ()
-    assert columns["score"].codes is not None
-    assert columns["name"].offsets is not None
-    assert columns["name"].shapes is None
-    assert columns["boxes"].dtype == "<u2"
-    assert columns["either"].variants == (("array", 1), ("scalar", 0))
-    assert columns["nested/0/y"].shape == (2,)  # all strings of one length
-    assert columns["nested/1/1"].shape == (0,)
-    assert columns["empty"].dtype == ">f4"
-
-
 def test_large_columns_begin_on_a_page(tmp_path):
     index = build(tmp_path / "a.h5", mixed(700))
     places = [extent.offset for column in index.columns for _, d, extent in column.parts()
@@ -125,11 +101,7 @@ def test_no_rows(tmp_path):
 @pytest.mark.parametrize("sample", [{}, (), {"a": [(), {}]}], ids=str)
 def test_samples_without_leaves(tmp_path, sample):
     build(tmp_path / "a.h5", [sample] * 5)
-    cached = CachedDataset(tmp_path / "a.h5")
-    if sample == {"a": [(), {}]}:
-        assert [bits(each) for each in cached] == [bits(sample)] * 5
-    else:
-        assert list(cached) == cached[:] == [sample] * 5
+    assert list(CachedDataset(tmp_path / "a.h5")) == [sample] * 5
 
 
 def test_many_columns(tmp_path):
@@ -153,57 +125,23 @@ def test_a_row_of_many_dimensions(tmp_path):
         )
 
 
-# What goes wrong
-
-
-def test_a_fingerprint_that_is_no_json(tmp_path):
-    for fingerprint in ({"a": {1, 2}}, {"a": float("nan")}):
-        with pytest.raises(CacheError, match="fingerprint cannot be written as JSON"):
-            build(tmp_path / "a.h5", [1], fingerprint=fingerprint)
-    with pytest.raises(CacheError, match="index of the cache takes"):
-        build(tmp_path / "a.h5", [1], fingerprint={"a": "b" * (8 << 20)})
-
-
-def test_a_limit_of_the_size_of_files(tmp_path):
-    done = run_script(
-        tmp_path,
-        """
-        import resource
-        import h5py, numpy
-        from dataloaders.cache import CachedDataset, precompute
-        from dataloaders.errors import CacheError
-
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10 << 20, 10 << 20))
-        rows = [numpy.ones(1 << 16)] * 40
-        for make in (precompute, lambda rows, path, num_workers: CachedDataset(path)):
-            try:
-                make(rows, "a.h5", num_workers=0)
-            except (CacheError, OSError) as error:
-                print(error)
-        """,
-    )
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
-    assert re.search("[Ff]ile too large", first)
-    assert "no cache at" in second
-
-
 def test_without_h5py_reading_works_and_building_says_what_to_do(tmp_path):
+    """So no link or virtual dataset that somebody put into the file leads out of it."""
     build(tmp_path / "a.h5", mixed(3))
-    source = f"""
+    source = """
         import sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
         sys.modules["h5py"] = None
-        from pathlib import Path
-        from helpers.cached import build
-        from dataloaders.cache import CachedDataset, verify
+        from dataloaders.cache import CachedDataset, precompute, verify
+        from dataloaders.cli import main
         print(len(CachedDataset("a.h5")[:]), verify("a.h5"))
+        print(main(["cache", "info", "a.h5"]), main(["cache", "verify", "a.h5"]))
         try:
-            build(Path("b.h5"), [1])
+            precompute([1, 2], "b.h5", num_workers=0)
         except ImportError as error:
             print(type(error).__name__, error)
         """
     done = run_script(tmp_path, source)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("3 []\nMissingDependency building a cache needs h5py")
+    assert done.stdout.startswith("3 []\n")
+    assert "a.h5 is whole\n0 0\nMissingDependency building a cache needs h5py" in done.stdout
     assert "gpu-dataloaders[h5]" in done.stdout

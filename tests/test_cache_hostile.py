@@ -1,91 +1,111 @@
 """Files that somebody made to do harm: a value or a CacheError, and nothing else ever.
 
-Each is read in this process, to the last row. Python's and NumPy's memory is counted, the
-addresses that the parser lets through are checked, and pytest's time limit ends a hang.
+Each is read in this process, to the last row. Python's and NumPy's memory is counted, and pytest's
+time limit ends a hang. Damage at random is the fuzzer's: test_fuzz.py.
 """
 
 import copy
 import re
+import struct
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from dataloaders.cache import CachedDataset, verify
+from dataloaders.cache import CachedDataset, Compressed, precompute, verify
 from dataloaders.errors import CacheError
-from helpers import hostile
-from helpers.cached import build, mixed, spoil
+from helpers.cached import build, mixed, smooth, spoil
 from helpers.hostile import HEADER, Whole, said_of, seal
+from helpers.numbered import Made
 
 ROWS = 11
-
-relaxed = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SAID = {"classes": ["a", ("b", "c")], "class_to_idx": {"a": 0, "b": 1}}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    path = tmp_path_factory.mktemp("whole") / "a.h5"
-    classes = {"classes": ["a", ("b", "c")], "class_to_idx": {"a": 0, "b": 1}}
-    failed = [(2, "a"), (5, "b")]
-    build(path, mixed(ROWS), failed=failed, fingerprint={"f": [1]}, attributes=classes)
-    return Whole(path)
+def folder(tmp_path_factory):
+    """Of a file with every sort of column, a compressed one, one of PNGs, and a joined one."""
+    folder = tmp_path_factory.mktemp("whole")
+    said = {"failed": [(2, "a"), (5, "b")], "fingerprint": {"f": [1]}, "attributes": SAID}
+    build(folder / "mixed.h5", mixed(ROWS), **said)
+    row = {"image": np.zeros(3000, np.uint8), "text": "ab" * 100}
+    build(folder / "zstd.h5", [row] * 400, compress=Compressed("zstd"))
+    pictures = Made(lambda n: (smooth(n, 20 + n), np.arange(n), n), 3)
+    precompute(pictures, folder / "png.h5", images="png", num_workers=0)
+    options = {"num_workers": 0, "rows": 3, "single_file": False}
+    precompute(mixed(9), folder / "joined.h5", **options)
+    return folder
 
 
-def read(path, data):
-    return "; ".join(sorted(said_of(path, data))) or "read"
+@pytest.fixture(scope="module")
+def wholes(folder):
+    return {path.stem: Whole(path.read_bytes()) for path in folder.glob("*.h5")}
 
 
-def test_the_file_that_nobody_spoilt(tmp_path, whole):
-    assert read(tmp_path / "a.h5", whole.data) == "read"
-    assert read(tmp_path / "a.h5", whole.with_fields(whole.fields)) == "read"
+@pytest.fixture
+def whole(wholes):
+    return wholes["mixed"]
 
 
-def test_truncated(tmp_path, whole):
-    lengths = {*range(0, 200, 3), *range(0, len(whole.data), 977), whole.index.user_block}
-    lengths |= {whole.index.user_block + near for near in (-1, 1)} | {len(whole.data) - 1}
+@pytest.fixture
+def read(folder):
+    """What errors say of a file with these bytes; "read" if there are none."""
+
+    def read(data, name="mixed", **options):
+        return "; ".join(sorted(said_of(folder / f"{name}.h5", data, **options))) or "read"
+
+    return read
+
+
+def column_of(whole, name):
+    (found,) = (column for column in whole.fields["columns"] if column["name"] == name)
+    return found
+
+
+def test_the_files_that_nobody_spoilt(read, wholes):
+    for name, whole in wholes.items():
+        assert read(whole.data, name) == read(whole.with_fields(whole.fields), name) == "read"
+
+
+def test_truncated(read, whole):
+    lengths = {*range(0, 200, 3), *range(0, len(whole.data), 977), whole.block}
+    lengths |= {whole.block + near for near in (-1, 1)} | {len(whole.data) - 1}
     lengths |= {HEADER + len(whole.text) + near for near in (-1, 0, 1)}
     for length in sorted(lengths):
-        said = read(tmp_path / "a.h5", whole.data[:length])
-        assert said != "read"
-        assert any(word in said for word in ("truncated", "no cache", "no finished cache"))
-
-
-@relaxed
-@given(st.data())
-def test_bytes_changed_anywhere(tmp_path, whole, data):
-    spoilt = bytearray(whole.data)
-    for _ in range(data.draw(st.integers(1, 20))):
-        spoilt[data.draw(st.integers(0, len(spoilt) - 1))] = data.draw(st.integers(0, 255))
-    read(tmp_path / "a.h5", bytes(spoilt))
+        assert re.search("truncated|no cache|no finished cache", read(whole.data[:length])), length
 
 
 # The index, its digest right, so that the parser is reached
 
 
-NUMBERS = st.sampled_from(hostile.NUMBERS) | st.integers(0, 60_000)
+DEEP, WIDE, NAMES = 0, {"tuple": list(range(100_000))}, {"tuple": list(range(9_000))}
+for _ in range(200):
+    DEEP = {"list": [DEEP]}
+for _ in range(50):  # a key stands once in the structure, and in the names of all leaves below it
+    NAMES = {"dict": [["\U0001f600" * 150, NAMES]]}
+SORTS = {"list": [{"namedtuple": [f"T{n}", []]} for n in range(1001)]}
 
-
-@pytest.mark.parametrize(
-    ("way", "value", "message"),
-    [
+INDEXES = [
+    ("mixed", [
         ("format", "HDF5", "format is 'HDF5'"),
         ("rows", -1, "rows is -1, and no whole number from 0"),
         ("rows", True, "rows is True"),
-        ("rows", 1.0, "rows is 1.0"),
         ("rows", 10**30, "rows is"),
         ("rows", 12, "values has .* values, and should have"),
-        ("rows", 0, "values has .* values, and should have"),
         ("samples", 5, "samples is 5, and no whole number from 11"),
         ("samples", 12, "2 samples were left out, of 1"),
         ("file_bytes", 1 << 40, "so it is truncated"),
         ("structure", None, "structure is missing"),
         ("structure", {"set": []}, "a container of kind 'set'"),
         ("structure", {"dict": []}, "structure has 0 leaves, and there are 12 columns"),
+        ("structure", {"k" * 9000: []}, "structure of the samples is malformed"),
+        ("structure", {"namedtuple": ["T" * 9000 + "!", []]}, "of the samples is malformed"),
+        ("structure", {"namedtuple": ["T", [["x):0#", 0]]]}, "of the samples is malformed"),
+        ("structure", DEEP, "malformed"),
+        ("structure", WIDE, "more than 10000 leaves"),
+        ("structure", NAMES, "the names of the columns have more than"),
+        ("structure", SORTS, "namedtuples of more than 1000 sorts"),
         ("columns", {}, "columns is no list"),
-        ("columns.0", [], "column 0 is no object"),
+        ("columns.0", [], "column .* is no object"),
         ("columns.0.name", "photo", "column 'image' is named 'photo'"),
         ("columns.0.dtype", "|O", "column 'image' has dtype '|O'"),
         ("columns.0.dtype", "<f8", "cannot hold 'image:RGB' with 3 dimensions in <f8"),
@@ -100,7 +120,6 @@ NUMBERS = st.sampled_from(hostile.NUMBERS) | st.integers(0, 60_000)
         ("columns.0.values", [0, 990], "is said to stand at bytes 0 to 990, outside"),
         ("columns.0.values", [2**48, 990], "outside"),
         ("columns.0.values", [2**63, 990], "values is 9223372036854775808"),
-        ("columns.0.values", [-8, 990], "values is -8"),
         ("columns.0.values", [4096], "is no list of 2"),
         ("columns.0.values.1", 2**48, "values, and should have 990"),
         ("columns.0.codes", [4096, 11], "codes should not be there"),
@@ -117,25 +136,87 @@ NUMBERS = st.sampled_from(hostile.NUMBERS) | st.integers(0, 60_000)
         ("fingerprint", [], "fingerprint is no object"),
         ("head", [1], "head is 1, and no text"),
         ("more", 1, "the index lacks, or should not have, 'more'"),
-        ("structure", {"k" * 9000: []}, "structure of the samples is malformed"),
-        ("structure", {"namedtuple": ["T" * 9000 + "!", []]}, "of the samples is malformed"),
-        ("structure", {"namedtuple": ["T", [["x):0#", 0]]]}, "of the samples is malformed"),
-    ],
+    ]),
+    ("zstd", [
+        *(("columns.0.values", values, "the index of the cache .* values")
+          for values in ([4096, 1_200_000], [0, 1_199_999], 7)),
+        ("columns.0.packing", None, "is said to stand at bytes 0 to 1200000, outside"),
+        ("columns.0.packing.codec", "blosc", "is compressed with 'blosc', of zstd, gzip"),
+        ("columns.0.packing.codec", None, "packing.codec is None"),
+        ("columns.0.packing.piece", 0, "packing.piece is 0"),
+        ("columns.0.packing.piece", 3001, "cannot be compressed in pieces of 3001 values"),
+        ("columns.0.packing.piece", 300_000, "cannot be compressed in pieces of 300000 values"),
+        ("columns.0.packing.piece", 3000, "packing.pieces has 40 values, and should have 800"),
+        ("columns.0.packing.pieces", [0, 0], "packing.pieces has 0 values"),
+        ("columns.0.packing.pieces", [0, 40], "outside"),
+        ("columns.0.packing.more", 5, "lacks, or should not have, 'more'"),
+    ]),
+    ("png", [
+        ("columns.0.most_pixels", 0, "most_pixels is 0, and no whole number from 1"),
+        ("columns.0.most_pixels", "a", "most_pixels is 'a'"),
+        ("columns.0.most_pixels", 2**60, "most_pixels is 1152921504606846976"),
+        ("columns.0.most_values", -1, "most_values is -1"),
+        ("columns.1.most_pixels", 9, "most_pixels is there, and no encoded image"),
+        ("columns.2.most_values", 1, "most_values is there, and all rows have one shape"),
+        ("columns.1.most", 1, "lacks, or should not have, 'most'"),
+    ]),
+    ("joined", [
+        ("format", "dataloaders cache", "should not have, 'shards'"),
+        ("format", "dataloaders cache, torn", "should not have, 'shards'"),
+        ("shards", [], "there are 0 shards, and not 1 to 65536"),
+        ("shards", {}, "shards is no list"),
+        ("shards", [None] * 3, "shard 0 is no object"),
+        ("shards", [{}] * 70_000, "there are 70000 shards"),
+        ("shards.0.name", "joined.parts/00003.h5", "two shards have the same name"),
+        ("shards.0.name", "é b%/a.h5", "é b%/a.h5 of the cache .* is missing"),
+        ("shards.0.name", 3, "shard 0: name is 3, and no text"),
+        ("shards.0.name", "none.h5", "none.h5 of the cache .* is missing"),
+        ("shards.0.name", "joined.h5", "shard joined.h5 of the cache .* is not the one"),
+        *(("shards.1.name", name, "shard 1 is named") for name in (
+            "", ".", "..", "../a.h5", "/etc/passwd", "c/b/a.h5", "../b/a.h5", "a/../b.h5", "/a.h5",
+            "a/", "../..", "a\\b.h5", "a\0.h5", "a\n.h5", "\ud800", "é" * 128, "a" * 300,
+            "\x1b[2J.h5", "\u202ea.h5",
+        )),
+        ("shards.0.rows", 2, "its shards have 8 rows, and it says 9"),
+        ("shards.0.rows", -1, "shard 0: rows is -1"),
+        ("shards.0.samples", 2, "shard 0: samples is 2"),
+        ("shards.0.samples", 4, "its shards have 10 samples, and it says 9"),
+        ("shards.0.file_bytes", 7, "shard 0: file_bytes is 7"),
+        ("shards.0.file_bytes", 2**48, "when it was joined"),
+        ("shards.0.identity", "f" * 32, "is not the one that was joined"),
+        ("shards.0.identity", "F" * 32, "identity is 'F+', and no digest"),
+        ("shards.0.identity", "", "identity is '', and no digest"),
+        ("shards.0.more", 1, "shard 0 lacks, or should not have, 'more'"),
+        ("rows", 10, "malformed"),
+        ("columns.0.values", [4096, 270], "malformed"),
+        ("columns.2.values.0", 4096, "column 'label': values have a place, and stand in shards"),
+        ("columns.2.values.1", 8, "has 8 values, and should have 9"),
+        ("columns.2.dtype", "<i4", "cannot hold 'int'"),
+        ("columns.0.variants", [["image:YCbCr", 3]], "has other values in column 'image'"),
+        ("structure.dict.2.0", "other", "column 'other' is named 'label'"),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "value", "message"),
+    [(name, *row) for name, rows in INDEXES for row in rows],
+    ids=lambda each: ascii(each)[:20],
 )
-def test_what_is_wrong_is_said(tmp_path, whole, way, value, message):
-    said = read(tmp_path / "a.h5", whole.changed({way: value}))
+def test_what_is_wrong_with_an_index_is_said(read, wholes, name, way, value, message):
+    said = read(wholes[name].changed({way: value}), name)
     assert re.search(message, said), said
-    assert "malformed" in said
-    assert len(said) < 600
+    assert len(said) < (600 if name == "mixed" else 1000)
 
 
-def test_columns_that_overlap(tmp_path, whole):
-    place = whole.fields["columns"][2]["values"]
-    for way, shift in (("columns.3.values", 0), ("columns.3.values", 8 * ROWS - 1)):
-        said = read(tmp_path / "a.h5", whole.changed({way: [place[0] + shift, place[1]]}))
-        assert "overlap" in said
-    said = read(tmp_path / "a.h5", whole.changed({"checksums.values.0": place[0]}))
-    assert "overlap" in said
+def test_columns_that_overlap(read, whole):
+    place, size = whole.fields["columns"][2]["values"]
+    for values in (
+        {"columns.3.values": [place, size]},
+        {"columns.3.values": [place + 8 * ROWS - 1, size]},
+        {"checksums.values.0": place},
+    ):
+        assert "overlap" in read(whole.changed(values))
 
 
 @pytest.mark.parametrize(
@@ -147,36 +228,137 @@ def test_columns_that_overlap(tmp_path, whole):
     ],
     ids=lambda text: repr(text[:12]),
 )  # fmt: skip
-def test_texts_that_are_no_index(tmp_path, whole, text):
-    assert "malformed" in read(tmp_path / "a.h5", whole.with_text(text))
-
-
-def test_a_key_that_occurs_twice(tmp_path, whole):
-    text = whole.text.replace(b'"rows":11,', b'"rows":11,"rows":11,')
-    assert text != whole.text
-    assert "a key occurs twice" in read(tmp_path / "a.h5", whole.with_text(text))
+def test_texts_that_are_no_index(read, whole, text):
+    assert "malformed" in read(whole.with_text(text))
+    twice = whole.text.replace(b'"rows":11,', b'"rows":11,"rows":11,')
+    assert "a key occurs twice" in read(whole.with_text(twice))
 
 
 @pytest.mark.parametrize("way", ["rows", "fingerprint.f"])
-def test_an_index_as_deep_as_json_reads_it(tmp_path, whole, way):
+def test_an_index_as_deep_as_json_reads_it(read, whole, way):
     """Deeper than any message or comparison could follow it: `repr` is nearer to Python's limit."""
     for depth in (290, 297, 298, 299, 300, 301, 310, 900):
         deep = 1
         for _ in range(depth):
             deep = [deep]
-        said = read(tmp_path / "a.h5", whole.changed({way: deep}))
+        said = read(whole.changed({way: deep}))
         is_deep = "nested more than 300 deep" in said
         assert is_deep or depth <= 300
         assert is_deep or "malformed" in said or said == "read"
 
 
-def test_more_of_a_shape_than_there_are_dimensions(tmp_path):
-    index = build(tmp_path / "a.h5", [np.zeros((2, 2)), np.zeros(3)])
-    assert index.columns[0].shapes is not None
+def test_a_fingerprint_of_anything_is_only_shown(read, folder, whole):
+    for value in (-1, "a", [[[]]], 10**39, "\x1b]0;x\x07\ud800" + "y" * 300):
+        assert read(whole.changed({"fingerprint.f": value})) == "read"
+    with pytest.raises(CacheError, match=r"f: \\x1b\]0;x\\x07\\ud800y+\.\.\. when") as caught:
+        CachedDataset(folder / "mixed.h5", expect={"f": 1})
+    assert str(caught.value).isprintable()
+
+
+def test_namedtuples_of_one_file_leave_room_for_those_of_the_next(read, whole):
+    for start in (0, 900, 1800):
+        names = [{"namedtuple": [f"T{start + n}", []]} for n in range(900)]
+        assert "has 0 leaves" in read(whole.changed({"structure": {"list": names}}))
+    assert read(whole.data) == "read"
+
+
+def test_rows_by_the_billion_that_take_no_room(tmp_path, read):
+    """Nothing in the file bounds the rows of samples that are always the same empty thing."""
+    build(tmp_path / "a.h5", [None, None])
+    spoilt = Whole((tmp_path / "a.h5").read_bytes())
+    assert read(spoilt.changed({"rows": 2**48, "samples": 2**48})) == "read"
+    assert "malformed" in read(spoilt.changed({"rows": 2**48 + 1, "samples": 2**48 + 1}))
+
+
+def header(length, block, version=4):
+    return seal(b"", 64, version)[:16] + struct.pack("<QQ", length, block) + bytes(32)
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (
+            header(10, 4096, 5),
+            "has version 5 of the cache format, and this package reads versions 3 to 4",
+        ),
+        (header(2**63, 2**64 - 1), "truncated or damaged"),
+        (header(4033, 4096), "truncated or damaged"),
+        (header(8 << 20, 1 << 30), "truncated or damaged"),
+        (header(10, 4096), "the index of the cache .* is damaged"),
+    ],
+)
+def test_headers(read, whole, start, message):
+    assert re.search(message, read(start + whole.data[HEADER:]))
+
+
+def test_a_block_that_is_no_power_of_two(read, whole):
+    for block in (64, 2048, 4097, 8191):
+        text = whole.text if block > len(whole.text) + HEADER else b"{}"
+        assert read(seal(text, max(block, 4096))[:64] + whole.data[64:]) != "read"
+        assert read(seal(text, block) + whole.body) != "read"
+
+
+def test_shards_in_another_order_and_other_counts_and_names(tmp_path, read, wholes):
+    whole = wholes["joined"]
+    ways = {
+        f"shards.{n}.{of}": rows for n, rows in enumerate((1, 5, 3)) for of in ("rows", "samples")
+    }
+    assert "has 3 rows, and 1 when it was joined" in read(whole.changed(ways), "joined")
+    # A joined file may do that: they are rows, in another order.
+    swapped = whole.changed({"shards": whole.fields["shards"][::-1]})
+    assert read(swapped, "joined") == "read"
+    names = {"structure.dict.2.0": "other", "columns.2.name": "other"}
+    assert "has samples that are built differently" in read(whole.changed(names), "joined")
+    says = [
+        {"first": -1}, {"first": True}, {"first": 1 << 60}, {"shard": "1 of 3"},
+        {"shard": "3 of 3", "length": 9}, {"shard": "1 of 0", "length": 9},
+        {"shard": "1 of 3", "length": -9}, {"shard": "1 of 3", "length": True},
+        {"shard": "1 of 3", "length": 10**30}, {"shard": ["1 of 3"], "length": 9},
+        {"shard": "9" * 5000 + " of 3", "length": 9}, {"shard": "\u0661 of \u0663", "length": 9},
+    ]  # fmt: skip
+    for fingerprint in says:  # nothing of a shard
+        build(tmp_path / "a.h5", [1], failed=[(1, "b")], fingerprint=fingerprint)
+        assert CachedDataset(tmp_path / "a.h5").failed == [(1, "b")]
+
+
+# Arrays in the data that say where rows are
+
+
+@pytest.mark.parametrize(
+    ("array", "row", "value", "message"),
+    [
+        ("name offsets", 4, 2**63, r"row 3: it has values \d+ to 9223372036854775808, of"),
+        ("name offsets", 4, 0, r"row 3: it has values \d+ to 0, of"),
+        ("boxes shapes", 2, 2**64 - 1, r"row 1: its shape is \[18446744073709551615, 4\]"),
+        ("boxes shapes", 0, 2**62, r"row 0: its shape is \[4611686018427387904, 4\], of 0 values"),
+        ("either codes", 3, 2, r"row 3: it is of kind number 2, of 2"),
+        ("score codes", 3, 255, r"row 3: it is of kind number 255, of 2"),
+    ],
+)
+def test_a_row_that_leads_elsewhere(read, whole, array, row, value, message):
+    name, part = array.split()
+    place, width = column_of(whole, name)[part][0], 1 if part == "codes" else 8
+    spoilt = bytearray(whole.data)
+    spoilt[place + width * row : place + width * (row + 1)] = value.to_bytes(width, "little")
+    said = read(bytes(spoilt))
+    assert re.search(message, said), said
+    assert f"column '{name}'" in said
+    assert "the file is damaged: find where with verify()" in said
+
+
+def test_more_of_a_shape_than_there_are_dimensions(tmp_path, read):
+    build(tmp_path / "a.h5", [np.zeros((2, 2)), np.zeros(3)])
     spoilt = bytearray((tmp_path / "a.h5").read_bytes())
-    spoilt[index.columns[0].shapes.offset + 24] = 1
-    said = read(tmp_path / "b.h5", bytes(spoilt))
-    assert "row 1: its shape is [3, 1], of 1 dimensions" in said
+    spoilt[Whole(bytes(spoilt)).fields["columns"][0]["shapes"][0] + 24] = 1
+    assert "row 1: its shape is [3, 1], of 1 dimensions" in read(bytes(spoilt))
+
+
+def test_failed_samples_that_are_no_list(read, whole):
+    place, size = whole.fields["failed"]["messages"]
+    for text in (b"[" * size, b"{}", b'["a"]', b"[1, 2]", b"\xff" * size, b'["a","b","c"]'):
+        spoilt = bytearray(whole.data)
+        spoilt[place : place + size] = text[:size].ljust(size)
+        assert "the list of failed samples" in read(bytes(spoilt))
 
 
 @pytest.mark.parametrize(
@@ -195,149 +377,36 @@ def test_more_of_a_shape_than_there_are_dimensions(tmp_path):
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_classes_is_said(tmp_path, whole, text, message):
-    offset, size = whole.index.attributes
+    offset, size = whole.fields["attributes"]
     assert len(text) <= size
     spoil(tmp_path / "a.h5", offset, text.ljust(size), whole.data)
     with pytest.raises(CacheError, match=f"dataset's classes is damaged.*{message}"):
         _ = CachedDataset(tmp_path / "a.h5").attributes
 
 
-@pytest.mark.parametrize("value", [-1, "a", [[[]]], 10**39])
-def test_a_fingerprint_of_anything_is_only_shown(tmp_path, whole, value):
-    assert read(tmp_path / "a.h5", whole.changed({"fingerprint.f": value})) == "read"
-
-
-def test_a_structure_that_is_deep_or_wide(tmp_path, whole):
-    deep = 0
-    for _ in range(200):
-        deep = {"list": [deep]}
-    assert "malformed" in read(tmp_path / "a.h5", whole.changed({"structure": deep}))
-    fields = {**whole.fields, "structure": {"tuple": list(range(100_000))}}
-    fields["file_bytes"] = len(whole.with_fields(fields))
-    said = read(tmp_path / "a.h5", whole.with_fields(fields))
-    assert "more than 10000 leaves" in said
-
-
-def header(length, block, version=3):
-    return b"\x89DLCACHE\r\n\x1a\n" + version.to_bytes(4, "little") + length.to_bytes(
-        8, "little"
-    ) + block.to_bytes(8, "little") + bytes(32)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("start", "message"),
-    [
-        (
-            header(10, 4096, 5),
-            "has version 5 of the cache format, and this package reads versions 3 to 4",
-        ),
-        (header(2**63, 2**64 - 1), "truncated or damaged"),
-        (header(4033, 4096), "truncated or damaged"),
-        (header(8 << 20, 1 << 30), "truncated or damaged"),
-        (header(10, 4096), "the index of the cache .* is damaged"),
-    ],
-)
-def test_headers(tmp_path, whole, start, message):
-    assert re.search(message, read(tmp_path / "a.h5", start + whole.data[HEADER:]))
-
-
-@pytest.mark.parametrize("block", [64, 2048, 4097, 8191])
-def test_a_block_that_is_no_power_of_two(tmp_path, whole, block):
-    text = whole.text if block > len(whole.text) + HEADER else b"{}"
-    said = read(tmp_path / "a.h5", seal(text, max(block, 4096))[:64] + whole.data[64:])
-    assert said != "read"
-    said = read(tmp_path / "a.h5", seal(text, block) + whole.data[whole.index.user_block :])
-    assert said != "read"
-
-
-# Arrays in the data that say where rows are
-
-
-def arrays_of(whole):
-    """Column and part, place, values and their size, of offsets, shapes and codes."""
-    return [
-        (f"{column.name} {part}", extent.offset, extent.size, np.dtype(dtype).itemsize)
-        for column in whole.index.columns
-        for part, dtype, extent in column.parts()
-        if part != "values"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("array", "row", "value", "message"),
-    [
-        ("name offsets", 4, 2**63, r"row 3: it has values \d+ to 9223372036854775808, of"),
-        ("name offsets", 4, 0, r"row 3: it has values \d+ to 0, of"),
-        ("boxes shapes", 2, 2**64 - 1, r"row 1: its shape is \[18446744073709551615, 4\]"),
-        ("boxes shapes", 0, 2**62, r"row 0: its shape is \[4611686018427387904, 4\], of 0 values"),
-        ("either codes", 3, 2, r"row 3: it is of kind number 2, of 2"),
-        ("score codes", 3, 255, r"row 3: it is of kind number 255, of 2"),
-    ],
-)
-def test_a_row_that_leads_elsewhere(tmp_path, whole, array, row, value, message):
-    spoilt = bytearray(whole.data)
-    ((place, width),) = [(p, w) for name, p, _, w in arrays_of(whole) if name == array]
-    spoilt[place + width * row : place + width * (row + 1)] = value.to_bytes(width, "little")
-    said = read(tmp_path / "a.h5", bytes(spoilt))
-    assert re.search(message, said), said
-    assert f"column '{array.split()[0]}'" in said
-    assert "the file is damaged: find where with verify()" in said
-
-
-def test_failed_samples_that_are_no_list(tmp_path, whole):
-    assert whole.index.failed is not None
-    place, size = whole.index.failed[1]
-    for text in (b"[" * size, b"{}", b'["a"]', b"[1, 2]", b"\xff" * size, b'["a","b","c"]'):
-        spoilt = bytearray(whole.data)
-        spoilt[place : place + size] = text[:size].ljust(size)
-        assert "the list of failed samples" in read(tmp_path / "a.h5", bytes(spoilt))
+def test_json_is_utf8(tmp_path, read):
+    """json itself guesses the encoding of bytes, and imports what decodes it."""
+    build(tmp_path / "a.h5", [["a" * 28]], failed=[(1, "b" * 64)])
+    data = bytearray((tmp_path / "a.h5").read_bytes())
+    fields = Whole(bytes(data)).fields
+    for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-8-sig"):
+        for place, size in (fields["columns"][0]["values"], fields["failed"]["messages"]):
+            data[place : place + size] = ("[1]" + " " * size).encode(encoding)[:size]
+        said = read(bytes(data))
+        assert "cannot hold" in said
+        assert "the list of failed samples" in said
 
 
 def test_a_bool_is_true_or_false(tmp_path):
-    index = build(tmp_path / "a.h5", [(np.zeros(4, bool), True)])
+    build(tmp_path / "a.h5", [(np.zeros(4, bool), True)])
     data = bytearray((tmp_path / "a.h5").read_bytes())
-    for column in index.columns:
-        place, size = column.values
+    for column in Whole(bytes(data)).fields["columns"]:
+        place, size = column["values"]
         data[place : place + size] = b"\x02" * size
     (tmp_path / "b.h5").write_bytes(data)
     array, flag = CachedDataset(tmp_path / "b.h5")[0]
     assert array.tobytes() == b"\x01\x01\x01\x01"
     assert flag is True
-
-
-def test_rows_by_the_billion_that_take_no_room(tmp_path):
-    """Nothing in the file bounds the rows of samples that are always the same empty thing."""
-    build(tmp_path / "a.h5", [None, None])
-    spoilt = Whole(tmp_path / "a.h5")
-    fields = copy.deepcopy(spoilt.fields)
-    fields["rows"] = fields["samples"] = 2**48
-    assert read(tmp_path / "b.h5", spoilt.with_fields(fields)) == "read"
-    fields["rows"] = fields["samples"] = 2**48 + 1
-    assert "malformed" in read(tmp_path / "b.h5", spoilt.with_fields(fields))
-
-
-# What the fuzzer found, and what was found beside it
-
-
-def test_names_that_are_long_in_each_of_many_leaves(tmp_path, whole):
-    """A key stands once in the structure, and in the names of all leaves below it."""
-    structure = {"tuple": list(range(9_000))}
-    for _ in range(50):
-        structure = {"dict": [["\U0001f600" * 150, structure]]}
-    said = read(tmp_path / "a.h5", whole.changed({"structure": structure}))
-    assert "the names of the columns have more than" in said
-
-
-def test_namedtuples_of_one_file_leave_room_for_those_of_the_next(tmp_path, whole):
-    for start in (0, 900, 1800):
-        names = [{"namedtuple": [f"T{start + n}", []]} for n in range(900)]
-        assert "has 0 leaves" in read(
-            tmp_path / "a.h5", whole.changed({"structure": {"list": names}})
-        )
-    assert read(tmp_path / "a.h5", whole.data) == "read"
-    too_many = {"list": [{"namedtuple": [f"T{n}", []]} for n in range(1001)]}
-    said = read(tmp_path / "a.h5", whole.changed({"structure": too_many}))
-    assert "namedtuples of more than 1000 sorts" in said
 
 
 def test_names_are_shown_in_part(tmp_path):
@@ -351,26 +420,24 @@ def test_names_are_shown_in_part(tmp_path):
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-8-sig"])
-def test_json_is_utf8(tmp_path, encoding):
-    """json itself guesses the encoding of bytes, and imports what decodes it."""
-    index = build(tmp_path / "a.h5", [["a" * 28]], failed=[(1, "b" * 64)])
-    data = bytearray((tmp_path / "a.h5").read_bytes())
-    for place, size in (index.columns[0].values, index.failed[1]):
-        data[place : place + size] = ("[1]" + " " * size).encode(encoding)[:size]
-    path = tmp_path / "b.h5"
-    path.write_bytes(data)
-    cached = CachedDataset(path)
-    with pytest.raises(CacheError, match="cannot hold"):
-        cached[0]
-    with pytest.raises(CacheError, match="the list of failed samples"):
-        _ = cached.failed
-
-
-def test_a_fingerprint_is_shown_as_text(tmp_path, whole):
-    (tmp_path / "a.h5").write_bytes(
-        whole.changed({"fingerprint.f": "\x1b]0;x\x07\ud800" + "y" * 300})
-    )
-    with pytest.raises(CacheError, match=r"f: \\x1b\]0;x\\x07\\ud800y+\.\.\. when") as caught:
-        CachedDataset(tmp_path / "a.h5", expect={"f": 1})
-    assert str(caught.value).isprintable()
+def test_a_row_of_many_values_takes_no_more_memory_than_there_is_room_for(read, wholes):
+    """All pieces of the texts are the first one, and row 0 has all of them: it is too long."""
+    whole = copy.copy(wholes["zstd"])
+    fields, data = copy.deepcopy(whole.fields), bytearray(whole.data)
+    column = fields["columns"][1]
+    table, _ = fields["columns"][0]["packing"]["pieces"]
+    size = (1 << 28) + 1
+    count = -(-size // (1 << 18))
+    data += bytes(-len(data) % 8)
+    column["packing"] |= {"piece": 1 << 18, "pieces": [len(data), 2 * count]}
+    data += data[table : table + 16] * count
+    column |= {"shape": None, "values": [0, size], "offsets": [len(data), 401]}
+    column |= {"variants": [["bytes", 1]], "dimensions": 1}
+    data += struct.pack("<401Q", 0, *[size] * 400)
+    blocks = -(-(len(data) - whole.block) // (1 << 16))
+    fields["checksums"]["values"] = [len(data), blocks]
+    data += bytes(4 * blocks)
+    fields["file_bytes"] = len(data)
+    whole.data, whole.body = bytes(data), bytes(data[whole.block :])
+    said = read(whole.with_fields(fields), "zstd", rows=[0, 7, 399], most=8 << 20)
+    assert "more than a compressed row may" in said

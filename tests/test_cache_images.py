@@ -496,30 +496,16 @@ def test_what_the_backend_says(path, photos, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("packed", "file:RGB", "packed"),
-        ("jpeg --quality 70 --max-side 20", "encoded:JPEG:RGB", "jpeg, quality 70, max_side 20"),
-        ("webp", "encoded:WEBP:RGB", "webp"),
+        ("packed", "built from images: packed"),
+        ("jpeg --quality 70 --max-side 20", "built from images: jpeg, quality 70, max_side 20"),
+        ("webp", "built from images: webp"),
+        ("gif", "images='gif': it must be"),
+        ("packed --max-side 9", "--images is packed"),
+        ("png --quality 80", "png is stored without loss"),
     ],
 )
-def test_files_from_the_command_line(capfd, path, photos, words, kind, built):
-    given = ["cache", "build", str(photos), str(path), "--images", *words.split()]
-    assert main([*given, "--workers", "0"]) == 0
-    assert main(["cache", "info", str(path)]) == 0
-    told = capfd.readouterr().out
-    assert kind in told
-    assert f"built from images: {built}" in told
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ("--images gif", "images='gif': it must be"),
-        ("--quality 80", "--images is not given; give --images jpeg"),
-        ("--images packed --max-side 9", "--images is packed"),
-        ("--images png --quality 80", "png is stored without loss"),
-    ],
-)
-def test_words_that_cannot_be(capfd, path, photos, words, text):
-    assert main(["cache", "build", str(photos), str(path), *words.split()]) != 0
-    assert text in capfd.readouterr().err
-    assert not path.exists()
+def test_files_from_the_command_line(capfd, path, photos, words, told):
+    given = ["cache", "build", str(photos), str(path), "--workers", "0", "--images", *words.split()]
+    built = main(given) == 0 == main(["cache", "info", str(path)])
+    assert built == told.startswith("built from")
+    assert told in "".join(capfd.readouterr())

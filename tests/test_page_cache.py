@@ -10,21 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import TensorDataset
 
-from backends.h5 import H5
-from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.machine.page_cache import (
     DiskWatch,
     evict,
-    expect_exactly,
-    map_file,
     resident_pages,
     tells_truth,
     will_read,
 )
+from helpers.numbered import Made
 from helpers.waits import becomes_true
 
 PAGE = mmap.PAGESIZE
@@ -79,17 +74,16 @@ def test_reading_brings_pages_and_evicting_drops_them(path):
 
 
 def test_what_another_process_has_mapped_stays_and_is_seen(path):
-    source = (
-        "import mmap, sys\n"
-        "with open(sys.argv[1], 'rb') as file:\n"
-        "    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
-        "memory[:]\n"
-        "print('mapped', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    command = [sys.executable, "-c", source, str(path)]
-    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
+    source = f"""
+import mmap, sys
+file = open({str(path)!r}, "rb")
+memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+memory[:]
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    other = subprocess.Popen([sys.executable, "-c", source], **pipes)
     assert other.stdout.readline() == "mapped\n"
     evict(path)
     assert resident_pages(path).any()
@@ -107,37 +101,6 @@ def test_what_will_be_read_comes(path):
     assert becomes_true(lambda: bool(resident_pages(path)[1:9].all()))
     will_read(data)
     assert becomes_true(lambda: bool(resident_pages(path).all()))
-
-
-@pytest.mark.parametrize("missing", [(0, 1), (100, 164), (511, 512), (0, 512)])
-def test_a_look_first_does_not_miss_what_is_missing(tmp_path, missing):
-    large = tmp_path / "large"
-    large.write_bytes(os.urandom(512 * PAGE))
-    on_disk(large)
-    assert tells_truth(large)
-    large.read_bytes()
-    data = mapped(large)
-    will_read(data, look=True)  # all there
-    evict(large, [(missing[0] * PAGE, missing[1] * PAGE)])
-    if resident_pages(large)[slice(*missing)].all():
-        pytest.skip("the kernel keeps single pages of what it read as one")
-    will_read(data, look=True)
-    assert becomes_true(lambda: bool(resident_pages(large).all()))
-
-
-def test_a_missing_page_is_read_alone_if_so_expected(path):
-    with open(path, "rb") as file:
-        memory = map_file(file.fileno(), os.path.getsize(path))
-    expect_exactly(memory, True)
-    for page in (7, 30):
-        memory[page * PAGE]
-    found = np.flatnonzero(resident_pages(path)).tolist()
-    assert {7, 30} <= set(found)
-    assert len(found) <= 16  # 2, where pages are read in no larger units
-    expect_exactly(memory, False)
-    evict(path)
-    memory[30 * PAGE]
-    assert becomes_true(lambda: resident_pages(path).sum() > 1)
 
 
 def test_whose_pages_are_told(path):
@@ -208,21 +171,11 @@ def test_rows_of_a_cache_come_and_those_that_are_not_there_are_left_out(tmp_path
     assert (cached[7]["varied"] == samples[7]["varied"]).all()
 
 
-@pytest.mark.parametrize("backend", ["stock", "h5"])
-def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path, backend):
-    rows, data = [9, 2, 14], torch.arange(16, dtype=torch.uint8).repeat_interleave(16 * PAGE)
-    samples = TensorDataset(data.reshape(16, 16 * PAGE))
-    precompute(samples, tmp_path / "a.h5", num_workers=0)
-    cached = CachedDataset(tmp_path / "a.h5")
-    if backend == "h5":
-        backend = H5(cached.path, build="never")
-    loader = DataLoader(
-        samples if backend != "stock" else cached, batch_size=3, sampler=rows, backend=backend
-    )
+def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path):
+    rows = [9, 2, 14]
+    samples = Made(lambda row: np.full(16 * PAGE, row, np.uint8), 16)
+    cached = precompute(samples, tmp_path / "a.h5", num_workers=0)
     on_disk(cached.path)
-    for _ in range(2):
-        assert next(iter(loader))[0][:, 0].tolist() == rows
-        evict(cached.path)
     cached.about_to_read(rows)  # nothing was read through it, so that a disk is expected
     assert becomes_true(lambda: share(cached.path) >= 0.15)
     watch = cached._disk

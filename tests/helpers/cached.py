@@ -209,31 +209,24 @@ SAMPLES = st.recursive(
 
 @st.composite
 def datasets(draw: st.DrawFn) -> list[Any]:
-    """Samples that may stand in one cache: as the first, leaf by leaf of its dtype, or None."""
+    """Samples that may stand in one cache: as the first, with other values, shapes, and None."""
     first = draw(SAMPLES)
-    return [first, *(draw(_like(first)) for _ in range(draw(st.integers(0, 4))))]
+    return [first, *(_like(first, draw) for _ in range(draw(st.integers(0, 4))))]
 
 
-def _like(value: Any) -> st.SearchStrategy[Any]:
+def _like(value: Any, draw: st.DrawFn) -> Any:
     if type(value) is dict:
-        return st.fixed_dictionaries({key: _like(inner) for key, inner in value.items()}).map(
-            lambda made: {key: made[key] for key in value}
-        )
-    if isinstance(value, Point):
-        return st.tuples(*map(_like, value)).map(lambda made: Point(*made))
-    if type(value) is tuple:
-        return st.tuples(*map(_like, value))
-    structure, cells = split(value)
-    if type(value) is list and structure != 0:
-        return st.just(value)  # with None for what JSON does not keep it would be one leaf
-    same = [st.just(value), st.none()]
+        return {key: _like(inner, draw) for key, inner in value.items()}
+    if isinstance(value, tuple):
+        made = [_like(inner, draw) for inner in value]
+        return Point(*made) if isinstance(value, Point) else tuple(made)
+    if type(value) is list and split(value)[0] != 0:
+        return value  # with None for what JSON does not keep it would be one leaf
+    others = [value, None]
     if type(value) in (int, float, bool, complex):
-        same.append(st.builds(type(value), st.integers(0, 9)))
-    if type(value) in (str, bytes, bytearray) or cells[0].kind == "json":
-        same.append(st.just(value[:0]))
-        same.append(TEXT if type(value) is str else st.binary())
-    if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim:
-        same.append(st.just(value[:1]))
-        if len(value):
-            same.append(st.just(value[0, ...]))
-    return st.one_of(same)
+        others.append(type(value)(draw(st.integers(0, 9))))
+    elif isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim:
+        others += [value[:1], value[0, ...] if len(value) else value]
+    elif isinstance(value, (str, bytes, bytearray, list)):
+        others += [value[:0], value + value]
+    return draw(st.sampled_from(others))
