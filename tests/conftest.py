@@ -7,9 +7,10 @@ import multiprocessing
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -110,3 +111,36 @@ def workers_end_fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
     yield
     gc.collect()  # an iterator that a traceback holds ends now, while the short time is set
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., SimpleNamespace]:
+    """Run `dataloaders` with these words here, in a folder of its own; return what it ends with.
+
+    What a script replaces is put back.
+    """
+    from dataloaders.cli import main
+
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DATALOADERS_BACKEND", "stock")  # `run` sets it for good
+    monkeypatch.chdir(tmp_path)
+
+    def carry_out(*words: object) -> SimpleNamespace:
+        with monkeypatch.context() as kept:
+            kept.setattr(sys, "argv", sys.argv)
+            kept.setattr(sys, "path", ["", *sys.path])
+            kept.setitem(sys.modules, "__main__", sys.modules["__main__"])
+            capfd.readouterr()
+            try:
+                status = main([str(word) for word in words])
+            except SystemExit as error:
+                status = int(error.code or 0)
+        for name, module in list(sys.modules.items()):
+            if str(tmp_path) in repr(module):
+                del sys.modules[name]
+        out, err = capfd.readouterr()
+        return SimpleNamespace(status=status, out=out, err=err)
+
+    return carry_out
