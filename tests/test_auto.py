@@ -64,6 +64,9 @@ def stack(samples):
     return torch.tensor(samples)
 
 
+OWN = BatchSampler(SequentialSampler(Files()), 3, False)
+
+
 def resolved(dataset, **arguments):
     """Workers, prefetching and pinning of a loader of which all of these are "auto"."""
     loader = DataLoader(dataset, **{"batch_size": 4, **AUTO, **arguments})
@@ -245,13 +248,6 @@ def test_a_damaged_file_is_as_good_as_none():
         assert learned.recall(key) == CHOICE
 
 
-def test_a_cache_that_cannot_be_written_is_told_by_none(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "file"))
-    assert learned.remember(key_of(Files()), CHOICE) is None
-    assert learned.recall(key_of(Files())) is None
-
-
 def test_readers_never_see_half_a_file():
     key = key_of(Files())
     learned.remember(key, CHOICE)
@@ -306,23 +302,15 @@ def test_a_key_is_stable_shows_no_path_and_tells_what_differs_apart():
     assert len(set(map(str, keys))) == len(keys)
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"batch_size": 4, "shuffle": True}, key_of(Files(), 4)),
-        ({"batch_size": None, "shuffle": True}, key_of(Files(), None)),
-        ({"batch_size": 4, "collate_fn": stack}, key_of(Files(), 4, None, stack)),
-        (
-            {"batch_sampler": (own := BatchSampler(SequentialSampler(Files()), 3, False))},
-            key_of(Files(), None, own),
-        ),
-    ],
-    ids=["batches", "samples", "collation", "batch sampler"],
-)
-def test_arguments_and_attributes_give_the_same_key(options, key):
+@pytest.mark.parametrize("size", [4, None])
+@pytest.mark.parametrize("more", [{}, {"collate_fn": stack}, {"batch_sampler": OWN}])
+def test_arguments_and_attributes_give_the_same_key(more, size):
+    """As `DataLoader(...)` asks for it, and as `tune` does with a loader."""
+    size = None if "batch_sampler" in more else size
+    options = more if "batch_sampler" in more else {**more, "batch_size": size, "shuffle": True}
     loader = torch.utils.data.DataLoader(Files(), **options)
-    names = ("dataset", "batch_size", "batch_sampler", "collate_fn")
-    assert learned.key_of(*(getattr(loader, name) for name in names)) == key
+    found = key_of(loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn)
+    assert found == key_of(Files(), size, more.get("batch_sampler"), more.get("collate_fn"))
 
 
 def test_a_dataset_of_itself_ends():

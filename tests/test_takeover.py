@@ -81,7 +81,6 @@ def test_the_first_loop_that_trains_is_measured_and_stopped(script, says, comman
     assert says in done.out
     assert "the script was ended after" in done.out
     assert "caught" not in done.out
-    assert "step: " not in done.out
     assert (DataLoader.__iter__, dataloaders.DataLoader.__iter__) == before
 
 
