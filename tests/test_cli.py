@@ -208,41 +208,6 @@ def test_ctrl_c_prints_what_is_known(command):
     assert "this is what was known by then" in done.out
 
 
-LIGHTNING = """
-import lightning, logging, warnings
-warnings.simplefilter("ignore")
-
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.model = model
-    def training_step(self, batch, index):
-        return self.model(batch[0]).sum()
-    def validation_step(self, batch, index):
-        self.model(batch[0])
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.01)
-
-class Goodbye(lightning.Callback):
-    def on_exception(self, trainer, module, exception):
-        print("torn down after", type(exception).__name__)
-
-trainer = lightning.Trainer(
-    max_epochs=200, logger=False, enable_checkpointing=False, accelerator="cpu",
-    enable_progress_bar=False, enable_model_summary=False, callbacks=[Goodbye()],
-)
-trainer.fit(Module(), DataLoader(Slow(0.004, 160), batch_size=2), DataLoader(Slow(0, 8)))
-"""
-
-
-@pytest.mark.measures
-def test_a_lightning_script():
-    done = warm.run(["-m", "dataloaders", "check", "--budget", "4", write(LIGHTNING)])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "torn down after StopScript" in done.stdout
-    assert "measured in loader 2: DataLoader of Slow, 80 batches of 2" in done.stdout
-
-
 # run --------------------------------------------------------------------------------------------
 
 PRINTS = (
