@@ -14,7 +14,6 @@ import dataloaders
 from backends.prefetch import Prefetch
 from backends.stock import Stock
 from dataloaders import DataLoader
-from dataloaders.cli import main
 from dataloaders.errors import BackendWarning, OptionError
 from dataloaders.tuning import Settings, auto, learned, tuner
 from helpers import warm
@@ -126,7 +125,7 @@ def test_a_cache_is_built_and_tried_only_where_its_path_is_given(script, tmp_pat
     assert "backend 'h5'" in explained(script)  # built again at the first iter()
 
 
-def test_what_was_found_is_remembered_for_the_script(tmp_path, capsys):
+def test_what_was_found_is_remembered_for_the_script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("time.sleep(0.004)", "").replace("sleep(0.001)", "sleep(0.02)"))
     found, out = tuned(path, "--budget", 2)
@@ -136,8 +135,6 @@ def test_what_was_found_is_remembered_for_the_script(tmp_path, capsys):
     assert f'backend="auto" is {found["choice"]["backend"]["name"]}: learned on 2' in explained(
         path
     )
-    assert main(["tune", "--cache", "x.h5", str(path)]) == 2
-    assert "--cache is for --backends" in capsys.readouterr().err
 
 
 class Numbers(Dataset):

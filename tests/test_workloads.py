@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.verdicts import _in_child, judge, summarise
+from bench.verdicts import judge, summarise
 from bench.workloads import WORKLOADS, accepted
 from dataloaders.predicting import Overhead, seconds_per_batch
 
@@ -55,15 +55,3 @@ def test_every_loader_and_step_can_be_made_and_is_judged_by_its_gap():
     result = summarise([{"name": "tiny_serial", "seed": 0, "failed": "Traceback"}])
     assert result.met is False
     assert "no workload ran: tiny_serial" in result.notes[0]
-
-
-@pytest.mark.measures
-def test_the_check_and_both_rules_run_and_measure_what_was_computed():
-    found = _in_child("serial_double", 0, 1.0, 1.0, True)
-    assert 1.0 < found["measured"]["value"] < 4.0
-    assert 1.9 < found["truth"]["value"] < 3.0
-    names = ("serial_double", "workers_free")
-    entries = [_in_child(name, 0, 1.5, 0.5, False) for name in names]
-    result = summarise(entries)
-    assert len(result.rows) == 2
-    assert all(len(row) == len(result.headings) for row in result.rows)
