@@ -111,26 +111,6 @@ def test_a_step_that_is_slower_than_loading_needs_one_worker():
     assert found.reason.startswith("the step takes ")
 
 
-@pytest.mark.measures
-def test_a_step_that_computes_has_fewer_threads_in_a_trial_and_they_are_put_back():
-    before, seen = torch.get_num_threads(), set()
-
-    def step(batch):
-        seen.add(torch.get_num_threads())
-        end = time.thread_time() + 0.01
-        while time.thread_time() < end:
-            pass
-
-    torch.set_num_threads(4)
-    try:
-        found = tune(TorchLoader(Waiting(), 2), step, max_workers=2, budget_s=30)
-        assert 4 in seen
-        assert min(seen) < 4, found
-        assert torch.get_num_threads() == 4
-    finally:
-        torch.set_num_threads(before)
-
-
 class PlayedClock:
     """10 ms a step, which are known only once they were waited for."""
 
@@ -178,28 +158,26 @@ def test_a_trial_takes_its_seconds_from_the_clock_of_the_step():
 
 def test_trials_are_printed_and_go_to_json(tmp_path):
     rate = Interval(95.0, 100.0, 105.0)
-    slow, fast = tuning.Settings(0, None, False), tuning.Settings(2, 2, True, step_threads=1)
+    slow, fast = tuning.Settings(0, None, False), tuning.Settings(2, 2, True)
     trials = (
         tuning.Trial(slow, "one process", rate, 100.0, cpu_share=0.5),
-        tuning.Trial(fast, "fewer threads", rate, 90.0, 0.1, 0.5, 0.9, 2**20),
+        tuning.Trial(fast, "workers", rate, 90.0, 0.1, 0.5, 0.9, 2**20),
         tuning.Trial(tuning.Settings(4, 2, True), "more", None, None, failed="they died"),
     )
     found = tuning.Tuning(fast, "it is faster", slow, None, trials, rate, 2.0, 64, ("by the way",))
     lines = str(found).splitlines()
-    assert {"workers", "prefetch", "pinned", "threads", "samples/s"} <= set(lines[0].split())
-    row = "2 2 yes 1 100 ± 5 % 0.10 s 90 % 1 <- fewer threads"
+    assert {"workers", "prefetch", "pinned", "samples/s"} <= set(lines[0].split())
+    row = "2 2 yes 100 ± 5 % 0.10 s 90 % 1 <- workers"
     assert lines[2].split() == row.split()
     assert lines[3].endswith("they died")
     assert lines[5:] == [
-        "use num_workers=2, prefetch_factor=2, pin_memory=True, torch.set_num_threads(1): "
-        "it is faster",
+        "use num_workers=2, prefetch_factor=2, pin_memory=True: it is faster",
         "the loader as it is (num_workers=0) was not measured",
         "note: by the way",
     ]
     entry = json.loads(found.to_json(tmp_path / "tuning.json"))
     assert entry == json.loads((tmp_path / "tuning.json").read_text())
     assert entry["given"] == {"num_workers": 0, "prefetch_factor": None, "pin_memory": False}
-    assert entry["choice"]["step_threads"] == 1
     assert entry["needed_samples_per_second"] == {"low": 95.0, "estimate": 100.0, "high": 105.0}
     assert entry["trials"][1]["memory_per_worker"] == 2**20
 

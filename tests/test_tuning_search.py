@@ -36,7 +36,7 @@ class Played:
     def __init__(self, rate, *, busy=None, fails_at=99, bears=0, run=None, **facts):
         self.rate, self.busy, self.fails_at, self.bears = rate, busy, fails_at, bears
         self.asked, self.why = [], []
-        known = {"given": ALONE, "alone": ALONE, "most": 16, "cores": 4, **facts}
+        known = {"given": ALONE, "alone": ALONE, "most": 16, **facts}
         self.search = Search(make=self.make, **known)
         if not self.search.options and not self.search.ways:
             self.search.add(trial_of(self.search.alone, rate(self.search.alone)))
@@ -142,7 +142,7 @@ def test_what_there_is_no_room_for():
     assert full.asked == [workers(2), workers(4), workers(8, 1)]
     memory = Played(rate, fails_at=7, bears=6)
     assert (memory.counts, memory.choice) == ([2, 4, 8, 6], workers(6))
-    died = Played(rate, fails_at=4, bears=0, variation=1.0, step_threads=4, pinning=True)
+    died = Played(rate, fails_at=4, bears=0, variation=1.0, pinning=True)
     assert (died.counts, died.choice) == ([2, 4], workers(2))
     died.search.add(replace(trial_of(workers(2), 900.0), failed="it died"))
     assert died.choice == ALONE
@@ -175,33 +175,6 @@ def test_a_longer_queue_where_batches_differ_in_time(facts, deeper, tried, chose
     found = Played(lambda one: rates[one.prefetch_factor], **facts)
     assert {one.prefetch_factor for one in found.asked} == tried
     assert found.choice.prefetch_factor == chosen
-
-
-class TestThreadsOfTheStep:
-    base: ClassVar = {(0, None): 150, (1, None): 130, (2, None): 100}
-
-    def played(self, rates, **facts):
-        known = {"fewest": 1, "most": 4, "cores": 2, "step_threads": 4, **facts}
-        found = Played(lambda one: rates.get((one.num_workers, one.step_threads), 1.0), **known)
-        self.tried = {one for one in found.asked if one.step_threads}
-        return found
-
-    def test_fewer_of_them_beside_the_workers_that_they_leave_cores_to(self):
-        found = self.played({**self.base, (1, 1): 155, (2, 1): 200, (4, 1): 198})
-        assert found.choice == workers(2, step_threads=1)  # as many workers as there are cores
-        assert found.search.choice_for_auto == ALONE
-        found = self.played({**self.base, (2, 1): 200, (4, 1): 300})
-        assert found.choice == workers(4, step_threads=1)
-        found = self.played({(0, None): 150.0, (4, 4): 300.0}, cores=8, step_threads=8)
-        assert found.choice == workers(4, step_threads=4)
-
-    def test_only_where_it_pays(self):
-        assert self.played({**self.base, (2, 1): 154}).choice == ALONE
-        rates = {(0, None): 100.0, (1, None): 120.0, (2, None): 200.0, (4, None): 150.0}
-        assert self.played({**rates, (2, 1): 190}).choice == workers(2)
-        for facts in ({"needed": 140.0}, {"step_threads": 1}, {"most": 0}):
-            self.played({**self.base, (2, 1): 900.0}, **facts)
-            assert self.tried == set()
 
 
 @pytest.mark.parametrize(
