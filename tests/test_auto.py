@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
@@ -314,12 +314,3 @@ def test_a_dataset_of_itself_ends():
     dataset = Files()
     vars(dataset).update(dataset=dataset, datasets=[dataset])
     assert "Files" in key_of(dataset).dataset
-
-
-@pytest.mark.nightly
-@settings(max_examples=30)
-@given(root=st.text(min_size=1).filter(lambda text: "\0" not in text))
-def test_any_path_can_be_hashed_and_stored(root):
-    key = key_of(Files(root=root))
-    assert learned.remember(key, CHOICE) is not None
-    assert learned.recall(key) == CHOICE

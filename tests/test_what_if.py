@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
+from torchvision.transforms import Compose
 
 from bench.played import HostOn, VirtualTime
 from dataloaders.bottleneck import Interval, check_bottleneck
@@ -49,16 +50,6 @@ class Slow(Quick):
     pass
 
 
-class Compose:
-    def __init__(self, *transforms):
-        self.transforms = transforms
-
-    def __call__(self, value):
-        for transform in self.transforms:
-            value = transform(value)
-        return value
-
-
 class Transformed(Waiting):
     """Samples that a function loads, and transforms change."""
 
@@ -69,7 +60,7 @@ class Transformed(Waiting):
         wait(self.seconds)
         return torch.zeros(4)
 
-    transform = Compose(Quick(0.002), Slow(0.012))
+    transform = Compose([Quick(0.002), Slow(0.012)])
 
 
 class Files(Waiting):
