@@ -94,48 +94,22 @@ def test_a_loop_in_a_thread_after_a_first_pass_over_the_data(tmp_path):
     assert (finding["name"], finding["where"]) == ("zero-grad", f"train.py:{line}")
 
 
-def test_a_loader_in_a_thread_of_its_own_class_is_measured_around_the_thread(tmp_path):
-    done = check(tmp_path, THREADED + "loader = LoaderX(Data(), batch_size=4)\n" + EPOCHS)
-    assert measured_in(done).startswith("1: LoaderX of Data")
-    assert "the script was ended after" in done.stdout
-
-
-THREADED = (
-    OPTIMIZER
-    + """
-class Background(threading.Thread):
-    def __init__(self, batches):
-        super().__init__(daemon=True)
-        self.queue, self.batches = queue.Queue(2), batches
-        self.start()
-    def run(self):
-        for batch in self.batches:
-            self.queue.put(batch)
-        self.queue.put(None)
-    def __iter__(self):
-        return self
-    def __next__(self):
-        batch = self.queue.get()
-        if batch is None:
-            raise StopIteration
-        return batch
-
-class LoaderX(DataLoader):
-    def __iter__(self):
-        return Background(super().__iter__())
-
-"""
-)
-
-
 def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(tmp_path):
     text = (
+        "class Background(threading.Thread):\n"
+        "    def __init__(self, batches):\n"
+        "        super().__init__(daemon=True)\n"
+        "        self.queue, self.batches = queue.Queue(2), batches\n"
+        "        self.start()\n"
+        "    def run(self):\n"
+        "        for batch in self.batches: self.queue.put(batch)\n"
+        "        self.queue.put(None)\n"
         "plain = DataLoader(Data(400), batch_size=4)\n"
         "for epoch in range(1000):\n"
-        "    for batch in Background(iter(plain)):\n"
+        "    for batch in iter(Background(iter(plain)).queue.get, None):\n"
         "        train_on(batch, optimizer)\n"
     )
-    done = check(tmp_path, THREADED + text)
+    done = check(tmp_path, OPTIMIZER + text)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "a thread of the script takes its batches ahead of the step" in done.stderr
 

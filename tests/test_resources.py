@@ -168,22 +168,18 @@ def test_the_memory_of_a_cgroup_is_its_limit_less_use_plus_idle_cache(machine):
         assert resources.available_memory(machine.root) == free * MIB
 
 
-@pytest.mark.parametrize(
-    ("anonymous", "shared"), [(100, 70), (30, 0), (20, 0)], ids=["shared", "own", "less than dirty"]
-)
+@pytest.mark.parametrize(("anonymous", "shared"), [(100, 70), (30, 0), (20, 0)])
 def test_the_memory_of_a_process(anonymous, shared, machine):
     head = "Pss: 50 kB\nPrivate_Clean: 5 kB\nPrivate_Dirty: 30 kB\n"
     machine.write("proc/7", smaps_rollup=f"{head}Anonymous: {anonymous} kB")
     machine.write("proc/8", smaps_rollup="Rss: 50 kB")
-    assert resources.process_memory(7, machine.root) == resources.ProcessMemory(
-        private=35 * 1024, proportional=50 * 1024, shared_anonymous=shared * 1024
-    )
+    found = resources.process_memory(7, machine.root)
+    assert (found.private, found.shared_anonymous) == (35 * 1024, shared * 1024)
     assert resources.process_memory(8, machine.root) is None
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     assert resources.process_memory(gone.pid) is None
-    own = resources.process_memory(os.getpid())
-    assert 0 < own.private <= own.proportional
+    assert resources.process_memory(os.getpid()).private > 0
 
 
 # Shared memory
