@@ -16,7 +16,7 @@ from helpers import warm
 from helpers.processes import wait_until_gone
 
 HEAD = """
-import argparse, multiprocessing, os, sqlite3, sys, threading, time, torch
+import argparse, multiprocessing, os, sys, threading, time, torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 class Slow(Dataset):
@@ -334,23 +334,6 @@ def test_tune_takes_the_rate_from_the_scripts_own_loop(command, tmp_path):
     assert 'num_workers="auto"' in done.out
     assert "note: tuned loader 2" in done.out
     assert any((tmp_path / "cache").rglob("*.json"))
-
-
-@pytest.mark.nightly
-def test_a_dataset_that_is_bound_to_the_scripts_thread_is_tuned(command):
-    text = (
-        "base = sqlite3.connect(':memory:')\n"
-        "class Rows(Slow):\n"
-        "    def __getitem__(self, index):\n"
-        "        time.sleep(self.seconds)\n"
-        "        return torch.tensor(base.execute('select ?', (float(index),)).fetchone())\n"
-        "for x in DataLoader(Rows(0.001), 4):\n"
-        "    time.sleep(0.02)\n"
-    )
-    done = command("tune", "--budget", 1, write(text))
-    assert done.status == 0, done.err
-    assert "use num_workers=" in done.out
-    assert "known by then" not in done.out
 
 
 @pytest.mark.parametrize("ending", ["break", "raise ValueError('too hot')"])

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from dataclasses import replace
 
@@ -235,7 +236,6 @@ def test_batches_of_several_sizes_and_none():
         (lambda *a, **k: wrap(Numbered(*a, **k)), {}),
         (TorchLoader, {"multiprocessing_context": "forkserver", "persistent_workers": True}),
     ],
-    ids=["own iteration", "wrapped", "sent the dataset"],
 )
 @pytest.mark.nightly
 def test_workers_of_other_loaders(make, options):
@@ -347,12 +347,14 @@ class TestWhatGoesWrong:
         assert "failed" in " ".join(found.notes)
         assert not started()
 
-    def test_a_dataset_that_cannot_be_sent_to_a_worker_is_tuned_without_them(self):
-        dataset = Waiting(happens=lambda index: None)
+    def test_a_dataset_that_cannot_be_sent_to_a_worker_is_tuned_on_this_thread(self):
+        threads = set()
+        dataset = Waiting(happens=lambda index: threads.add(threading.current_thread()))
         loader = TorchLoader(dataset, 4, num_workers=1, multiprocessing_context="forkserver")
         found = tune(loader, budget_s=SOME)
         assert found.choice.num_workers == 0
         assert tried(found) == [0]
+        assert threads == {threading.current_thread()}
         assert "workers were not tried" in str(found)
         assert "must be picklable" in str(found)
 
