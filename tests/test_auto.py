@@ -210,17 +210,7 @@ def test_the_last_one_wins_and_nothing_else_is_left(cache):
     assert list((cache / "tuned").iterdir()) == [path]
 
 
-DAMAGED = [
-    lambda entry: "",
-    lambda entry: "{",
-    lambda entry: "[" * 100_000,
-    lambda entry: "null",
-    lambda entry: "x" * 200_000,
-    lambda entry: "\udcff",
-    lambda entry: json.dumps({**entry, "version": 2}),
-    lambda entry: json.dumps({**entry, "key": {}}),
-    lambda entry: json.dumps({**entry, "learned": {}}),
-]
+OTHERS = [("version", 2), ("key", {}), ("learned", {})]
 WRONG = [
     ("surplus", 1),
     *(("num_workers", wrong) for wrong in (-1, "4", True, 0)),
@@ -236,7 +226,8 @@ def test_a_damaged_file_is_as_good_as_none():
     path = learned.remember(key, CHOICE)
     entry = json.loads(path.read_text())
     fields = entry["learned"]
-    texts = [damage(entry) for damage in DAMAGED]
+    texts = ["", "{", "[" * 100_000, "null", "x" * 200_000, "\udcff"]
+    texts += [json.dumps({**entry, name: value}) for name, value in OTHERS]
     texts += [json.dumps({**entry, "learned": {**fields, name: wrong}}) for name, wrong in WRONG]
     for text in texts:
         path.write_bytes(text.encode(errors="surrogateescape"))
@@ -299,15 +290,17 @@ def test_a_key_is_stable_shows_no_path_and_tells_what_differs_apart():
     assert len(set(map(str, keys))) == len(keys)
 
 
-@pytest.mark.parametrize("size", [4, None])
-@pytest.mark.parametrize("more", [{}, {"collate_fn": stack}, {"batch_sampler": OWN}])
-def test_arguments_and_attributes_give_the_same_key(more, size):
-    """As `DataLoader(...)` asks for it, and as `tune` does with a loader."""
-    size = None if "batch_sampler" in more else size
-    options = more if "batch_sampler" in more else {**more, "batch_size": size, "shuffle": True}
+@pytest.mark.parametrize(
+    "options",
+    [{"shuffle": True}, {"batch_size": None}, {"collate_fn": stack}, {"batch_sampler": OWN}],
+)
+def test_what_is_learned_of_a_loader_is_for_those_made_with_its_arguments(options):
     loader = torch.utils.data.DataLoader(Files(), **options)
-    found = key_of(loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn)
-    assert found == key_of(Files(), size, more.get("batch_sampler"), more.get("collate_fn"))
+    names = ("dataset", "batch_size", "batch_sampler", "collate_fn")
+    key = learned.key_of(*(getattr(loader, name) for name in names))
+    assert DataLoader(Files(), num_workers="auto", **options).num_workers > 0
+    assert learned.remember(key, learned.Learned(0, None, False, 1.0)) is not None
+    assert DataLoader(Files(), num_workers="auto", **options).num_workers == 0
 
 
 def test_a_dataset_of_itself_ends():
