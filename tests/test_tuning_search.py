@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import make_dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.stock import Stock
-from dataloaders.backend import Backend
 from dataloaders.bottleneck import Interval
-from dataloaders.plan import Plan
 from dataloaders.tuning import Settings, Trial
 from dataloaders.tuning.search import Search
 
@@ -184,20 +180,7 @@ def test_pinning_both_ways_in_turns(given, pinned, pageable, chosen):
     assert Played(rate, most=0, pinning=True).asked == []  # without workers a copy more
 
 
-@dataclass(frozen=True)
-class Knobs(Backend):
-    """Two numbers of at least 1."""
-
-    threads: int = 4
-    depth: int = 3
-
-    name: ClassVar[str] = "knobs"
-
-    def explain(self, loader):
-        return Plan(self.name)
-
-    def open(self, loader):
-        return Stock().open(loader)
+Knobs = make_dataclass("Knobs", [("threads", int, 4), ("depth", int, 3)], frozen=True)
 
 
 class TestBackends:
