@@ -42,7 +42,8 @@ class Endless(DataLoader):  # keeps one iterator for ever, as several training l
         object.__setattr__(self, "running", super().__iter__())
     def __iter__(self):
         for _ in range(len(self)): yield next(self.running)
-train(rows(8, Endless))
+loader = rows(8, Endless)
+while True: train(loader)
 """
 SHARD = "from accelerate import Accelerator\ntrain(Accelerator(cpu=True).prepare(rows(8)))"
 INSIDE = """
@@ -62,7 +63,7 @@ SCRIPTS = {
     "not what does not train": (LEFT_ALONE, "loader 4: DataLoader of TensorDataset, 9 batches"),
     "a class of the script's": (ENDLESS, "loader 1: Endless of"),
     "ours": ("train(rows(8, dataloaders.DataLoader))", "loader 1: DataLoader of"),
-    "Accelerate's": (SHARD, "Shard of TensorDataset"),
+    "Accelerate's": (SHARD, "loader 1: DataLoader of"),
     "not one inside a dataset": (INSIDE.format(""), "loader 1: DataLoader of Inside"),
     "nor in a worker": (INSIDE.format(WORKER), "loader 1: DataLoader of Inside"),
     "whatever it catches": ("try: train(rows(8))\nexcept Exception: print('caught')", "loader 1"),
