@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bench.known_work import burn
 from bench.played import Loop, PlayedClock, VirtualTime
+from bench.verdicts import judge
 from bench.workloads import WORKLOADS, accepted
 from dataloaders.bottleneck import Check, check_bottleneck
 from dataloaders.measuring.clocks import DeviceClock, HostClock, clock_of
@@ -68,6 +69,15 @@ def test_what_a_step_loses_to_launches_is_told(kernels, host_s, launches, lost):
     assert report.verdict == "step-bound"
     assert report.stalls["launch"].estimate == pytest.approx(lost, abs=2e-3)
     assert any("launch less" in said for said in report.advice) == (lost > 0)
+
+
+def test_a_verdict_is_judged_by_the_gap():
+    for workload in WORKLOADS.values():
+        assert judge(workload, 1.10, "step-bound") == judge(workload, 1.0, "input-bound") == "wrong"
+        assert judge(workload, 1.10, "inconclusive") == "inconclusive"
+        assert {judge(workload, 1.2, cause) for cause in workload.causes} == {"right"}
+    found = [judge(WORKLOADS["slower_5"], 1.05, f"{kind}-bound") for kind in ("step", "transfer")]
+    assert found == ["right", "wrong"]
 
 
 @pytest.mark.parametrize("threads", [1, 4])

@@ -15,59 +15,47 @@ from dataloaders.bottleneck.schedule import Numbers, Rhythm, Schedule, WarmUp
 SECONDS = st.floats(1e-7, 10)
 
 
-def rhythm_of(gaps, optimizer_every=0):
-    rhythm = Rhythm()
-    for number, gap in enumerate(gaps, start=1):
-        if optimizer_every and number % optimizer_every == 0:
+@pytest.mark.parametrize(
+    ("gaps", "every", "cycle"),
+    [
+        *(([0.01] * 4 * cycle, cycle, cycle) for cycle in (1, 2, 5, 32)),  # an optimizer's steps
+        *(([*[0.0] * (cycle - 1), 0.2] * 6, 0, cycle) for cycle in (3, 4, 10)),  # long gaps
+        ([0.0, 0.2] * 6, 0, 1),  # every second one: not far longer than most
+        ([0.01] * 50, 0, 1),
+    ],
+)
+def test_what_tells_a_cycle_and_its_first_batch(gaps, every, cycle):
+    rhythm, aligned = Rhythm(), []
+    for turn in (*range(len(gaps)), *range(2 * cycle)):
+        if len(aligned) == len(gaps):
+            rhythm.update()
+        if every and turn % every == every - 1:
             rhythm.stepped()
-        rhythm.asked(gap)
-    rhythm.update()
-    return rhythm
+        rhythm.asked(gaps[turn])
+        aligned.append(rhythm.aligned)
+    assert (rhythm.cycle, rhythm.known) == (cycle, True)
+    assert aligned[len(gaps) :] == ([False] * (cycle - 1) + [True]) * 2
 
 
-class TestRhythm:
-    @pytest.mark.parametrize("cycle", [1, 2, 5, 32])
-    def test_optimizer_steps_tell_the_cycle(self, cycle):
-        rhythm = rhythm_of([0.01] * 4 * cycle, optimizer_every=cycle)
-        assert rhythm.cycle == cycle
-        assert rhythm.known
-
-    @pytest.mark.parametrize("cycle", [2, 3, 10])
-    def test_long_gaps_at_even_distances_tell_it_too(self, cycle):
-        rhythm = rhythm_of(([0.0] * (cycle - 1) + [0.2]) * 6)
-        assert rhythm.cycle == (cycle if cycle > 2 else 1)  # every second: not far longer than most
-        assert rhythm_of([0.01] * 50).cycle == 1
-
-    @pytest.mark.parametrize(
-        ("optimizer_every", "gaps"), [(4, [0.01] * 16), (0, [0, 0, 0, 0.2] * 6)]
-    )
-    def test_the_first_batch_of_a_cycle_is_known(self, optimizer_every, gaps):
-        rhythm = rhythm_of(gaps, optimizer_every)
-        aligned = []
-        for turn in range(8):
-            if optimizer_every and turn % 4 == 3:
-                rhythm.stepped()
-            rhythm.asked(gaps[turn])
-            aligned.append(rhythm.aligned)
-        assert aligned == [False, False, False, True] * 2
+@pytest.mark.parametrize(
+    ("steps", "over"),
+    [
+        ([0.2] * 20, 3),  # three agree
+        ([3.0, 0.5, *[0.2] * 20], 5),
+        ([0.02, 60.0, *[0.3] * 20], 5),  # compilation is not counted
+        ([0.1, 0.9] * 20, 10),  # they never agree: after a while
+    ],
+)
+def test_warming_up_ends_when_steps_agree_or_after_a_while(steps, over):
+    warm_up, count = WarmUp(4.5, 2), 0
+    while not warm_up.over():
+        warm_up.stepped(steps[count], steps[count])
+        count += 1
+    assert count == over
 
 
-class TestWarmUp:
-    @pytest.mark.parametrize(
-        ("steps", "over"),
-        [
-            ([0.2] * 20, 3),  # three agree
-            ([3.0, 0.5, *[0.2] * 20], 5),
-            ([0.02, 60.0, *[0.3] * 20], 5),  # compilation is not counted
-            ([0.1, 0.9] * 20, 10),  # they never agree: after a while
-        ],
-    )
-    def test_it_ends_when_steps_agree_or_after_a_while(self, steps, over):
-        warm_up, count = WarmUp(4.5, 2), 0
-        while not warm_up.over():
-            warm_up.stepped(steps[count], steps[count])
-            count += 1
-        assert count == over
+def planned(arm, numbers, **options):
+    return Schedule(30, **options).plan(arm, numbers)
 
 
 class TestPlan:
@@ -87,38 +75,33 @@ class TestPlan:
         after = schedule.plan("synthetic", Numbers(30, then, first)).batches
         assert after <= 4 * before + 3
 
-    def test_on_a_device_a_block_settles_for_a_fifth_of_a_second(self):
+    def test_what_comes_before_the_first_mark(self):
+        """A fifth of a second on a device, twice what is in flight, the end of an epoch."""
         for step_s in (0.001, 0.03, 0.5):
-            plan = Schedule(30, behind=True).plan("synthetic", Numbers(30, step_s, step_s))
-            assert plan.settle * step_s >= 0.2
-            assert Schedule(30).plan("synthetic", Numbers(30, step_s, step_s)).settle == 2
+            steady = Numbers(30, step_s, step_s)
+            assert planned("synthetic", steady, behind=True).settle * step_s >= 0.2
+            assert planned("synthetic", steady).settle == 2
+        numbers = Numbers(30, 0.02, 0.02, ready=3)
+        assert planned("real", numbers, workers=4, in_flight=8).settle >= 16
+        slow = numbers._replace(step_s=1.0, real_s=1.0)
+        assert planned("real", slow, workers=4, in_flight=8).settle == 5
+        late, early = (
+            planned("real", Numbers(30, 0.02, 0.02, left=left), in_flight=4, length=100).settle
+            for left in (10, 90)
+        )
+        assert late == early + 10
 
     def test_a_real_block_is_refilled_as_the_last_one_left_the_device(self):
         numbers = Numbers(30, 0.03, 0.03, lag_s=0.09)
-        assert Schedule(30, behind=True).plan("real", numbers).refill == 3
-        assert Schedule(30, behind=True).plan("synthetic", numbers).refill == 0
-        assert Schedule(30).plan("real", numbers).refill == 0
-        late_copies = numbers._replace(real_s=0.04, ahead=1)
-        assert Schedule(30, behind=True).plan("real", late_copies).refill == 0
-
-    def test_a_real_block_settles_for_twice_what_is_in_flight(self):
-        numbers = Numbers(30, 0.02, 0.02, ready=3)
-        settle = Schedule(30, workers=4, in_flight=8).plan("real", numbers).settle
-        assert settle >= 16
-        slow = numbers._replace(step_s=1.0, real_s=1.0)
-        assert Schedule(30, workers=4, in_flight=8).plan("real", slow).settle == 5
+        assert planned("real", numbers, behind=True).refill == 3
+        assert planned("synthetic", numbers, behind=True).refill == 0
+        assert planned("real", numbers).refill == 0
+        assert planned("real", numbers._replace(real_s=0.04, ahead=1), behind=True).refill == 0
 
     @pytest.mark.parametrize(("length", "whole"), [(23, True), (24, False), (None, False)])
     def test_epochs_without_a_steady_state_are_measured_whole(self, length, whole):
         """Four batches in flight: eight to settle and four to measure, twice."""
         assert Schedule(30, workers=2, in_flight=4, length=length).whole_epochs == whole
-
-    def test_a_real_block_that_the_epoch_cannot_hold_begins_in_the_next_one(self):
-        def settle(left):
-            schedule = Schedule(30, workers=2, in_flight=4, length=100)
-            return schedule.plan("real", Numbers(30, 0.02, 0.02, left=left)).settle
-
-        assert settle(10) == settle(90) + 10
 
     def test_blocks_last_a_third_of_a_second_half_more_or_less(self):
         """A ninetieth of a budget of 30 s, so that many rounds fit in."""
@@ -130,10 +113,9 @@ class TestPlan:
 
     def test_marks_are_two_milliseconds_apart_or_four_in_a_block(self):
         numbers = Numbers(30, 1e-5, 1e-5)
-        assert Schedule(30).plan("synthetic", numbers).lap == 200
-        assert Schedule(30).plan("synthetic", numbers._replace(cycle=64)).lap == 256
-        assert Schedule(30).plan("synthetic", numbers._replace(varied=1)).lap == 1
-        assert Schedule(30).plan("synthetic", Numbers(30, 5e-3, 5e-3)).lap == 1
+        given = numbers, numbers._replace(cycle=64), numbers._replace(varied=1)
+        laps = [planned("synthetic", one).lap for one in (*given, Numbers(30, 5e-3, 5e-3))]
+        assert laps == [200, 256, 1, 1]
 
     def test_a_loop_that_ends_early_gets_blocks_of_half_the_length(self):
         numbers = Numbers(30, 0.001, 0.001)
@@ -170,28 +152,25 @@ class TestPlan:
         assert len(asked) == 5
 
 
-class TestEnd:
-    @pytest.mark.parametrize(
-        ("rounds", "spent", "step", "known", "enough", "over"),
-        [
-            (5, 10.0, 0.02, (True, True), True, False),
-            (4, 10.0, 0.02, (True, True), False, False),
-            (5, 10.0, 0.02, (True, False), False, False),
-            (9, 29.0, 0.02, (True, False), True, False),  # another round would not fit
-            (2, 31.0, 0.02, (False, False), True, True),
-            (1, 31.0, 0.02, (False, False), False, False),  # not two rounds fit: twice the budget
-            (3, 31.0, 1.0, (False, False), False, False),  # nor many slow steps
-            (3, 31.0, 1.0, (True, False), True, True),
-            (3, 61.0, 1.0, (False, False), True, True),
-        ],
-    )
-    def test_measuring_ends_with_a_verdict_or_the_budget(
-        self, rounds, spent, step, known, enough, over
-    ):
-        schedule = Schedule(30)
-        schedule.plan("real", Numbers(30, step, step))
-        assert schedule.over(rounds, spent, lambda: known) == over
-        assert schedule.enough(rounds, spent, 1.0, lambda: known) == enough
+@pytest.mark.parametrize(
+    ("rounds", "spent", "step", "known", "enough", "over"),
+    [
+        (5, 10.0, 0.02, (True, True), True, False),
+        (4, 10.0, 0.02, (True, True), False, False),
+        (5, 10.0, 0.02, (True, False), False, False),
+        (9, 29.0, 0.02, (True, False), True, False),  # another round would not fit
+        (2, 31.0, 0.02, (False, False), True, True),
+        (1, 31.0, 0.02, (False, False), False, False),  # not two rounds fit: twice the budget
+        (3, 31.0, 1.0, (False, False), False, False),  # nor many slow steps
+        (3, 31.0, 1.0, (True, False), True, True),
+        (3, 61.0, 1.0, (False, False), True, True),
+    ],
+)
+def test_measuring_ends_with_a_verdict_or_the_budget(rounds, spent, step, known, enough, over):
+    schedule = Schedule(30)
+    schedule.plan("real", Numbers(30, step, step))
+    assert schedule.over(rounds, spent, lambda: known) == over
+    assert schedule.enough(rounds, spent, 1.0, lambda: known) == enough
 
 
 @pytest.mark.parametrize("lengths", [(None, None), (100, 100), (7, 7), (60, 40)])

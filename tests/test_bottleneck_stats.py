@@ -1,17 +1,14 @@
 """Intervals and verdicts from figures that are made up, so that the right answer is known."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dataloaders.bottleneck.verdict import (
-    BOUND_FROM,
-    STEP_BOUND_UP_TO,
-    analyse,
-    name,
-)
-from dataloaders.measuring.intervals import Interval, Lap, Timed
+from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, analyse, name
+from dataloaders.measuring.intervals import Interval, Lap, Timed, interval_of, ratio_draws
 
 ARMS = ("synthetic", "host", "contended", "real")
 
@@ -217,12 +214,6 @@ def bound_of(rounds, **options):
     return analyse(rounds, **options).speedup_bound
 
 
-def marked(**arms):
-    """Rounds without noise, of four laps an arm."""
-    blocks = {arm: Timed(4 * lap.seconds, 4 * lap.steps, (lap,) * 4) for arm, lap in arms.items()}
-    return [dict(blocks) for _ in range(6)]
-
-
 class TestAllowances:
     """What is known to be off is put right, by numbers that can be computed by hand."""
 
@@ -259,26 +250,6 @@ class TestAllowances:
         assert got.high == pytest.approx(plain.high * high)
         assert got.estimate == plain.estimate
 
-    def test_starts_of_epochs_are_shared_by_their_batches(self):
-        """An epoch of 20 batches starts in 4 s where the loop waits 0.5 s for each batch anyway."""
-        rounds = rounds_of(0.0, synthetic=1.0, real=1.5)
-        with_starts = bound_of(rounds, epoch_starts=[3.0, 5.0], batches=20)
-        assert with_starts.estimate == pytest.approx(1.5 + (4 - 0.5) / 20, rel=0.01)
-        assert bound_of(rounds, epoch_starts=[0.4, 0.3], batches=20).estimate == 1.5
-
-    def test_waits_for_another_loader_are_input(self):
-        arms = {"synthetic": Lap(1.0, 1, elsewhere=0.2), "real": Lap(1.3, 1, 0.3, elsewhere=0.2)}
-        got = bound_of(marked(**arms), parallel=False)
-        assert got.estimate == pytest.approx(1.3 / 0.8, rel=0.02)
-
-    def test_on_a_device_such_a_wait_may_be_hidden(self):
-        arms = {"synthetic": Lap(1.0, 1), "real": Lap(1.3, 1)}
-        plain = bound_of(marked(**arms), behind=True)
-        arms = {arm: lap._replace(elsewhere=0.2) for arm, lap in arms.items()}
-        got = bound_of(marked(**arms), behind=True)
-        assert (got.low, got.estimate) == (plain.low, plain.estimate)
-        assert got.high == pytest.approx(plain.high / 0.8)
-
     def test_on_a_device_the_wait_and_what_workers_cost_are_the_most(self):
         """Blocks differ by 30 % of a step; the host waited for 1 %, workers cost 4 %."""
         step = 0.1
@@ -292,31 +263,75 @@ class TestAllowances:
         assert (analysis.verdict, analysis.evidence) == ("step-bound", "waits")
         assert analysis.speedup_bound.high == pytest.approx(1.06, abs=0.005)
 
-    def test_a_shape_seen_first_costs_no_arm_alone(self):
-        usual, first = Lap(1.0, 1), Lap(9.0, 1, fresh=True)
-        block = Timed(12.0, 4, (usual, first, usual, usual))
-        rounds = [{**one, "real": block} for one in marked(synthetic=usual, real=usual)]
-        analysis = analyse(rounds, behind=True)
-        assert (analysis.verdict, analysis.left_out) == ("step-bound", 6)
-        assert bound_of(rounds, behind=True).estimate == pytest.approx(1.0)
-
-    def test_batches_of_different_sizes_are_compared_at_the_usual_one(self):
-        """A step of 1 ms a byte: resident batches are smaller than the loader's by chance."""
-        rounds = []
-        for seed in range(6):
-            sizes = np.random.default_rng(seed).integers(50, 150, (2, 4))
-            own, real = ([Lap(1e-3 * n, 1, nbytes=int(n)) for n in those] for those in sizes)
-            rounds.append(
-                {
-                    "synthetic": Timed(sum(lap.seconds for lap in own), 4, tuple(own)),
-                    "real": Timed(sum(lap.seconds for lap in real), 4, tuple(real)),
-                }
-            )
-        assert bound_of(rounds, parallel=False).estimate == pytest.approx(1.0)
-
     @pytest.mark.parametrize(("spread", "settled"), [(0.005, True), (0.06, False)])
     def test_it_is_settled_once_the_interval_is_narrow(self, spread, settled):
         analysis = analyse(rounds_of(spread, synthetic=1.0, real=1.1))
         bound = analysis.speedup_bound
         assert analysis.smallest_gap == (bound.high - bound.low) / 2 / bound.estimate
         assert analysis.settled == settled == (bound.half_width <= 0.02)
+
+
+# Intervals and the bootstrap on numbers whose answer is known
+
+DRAWS = np.linspace(0.8, 1.2, 2001)
+"""Their 2.5 and 97.5 per cent points are 0.81 and 1.19."""
+
+
+def interval(rounds, estimate=1.0, draws=DRAWS, floor=None):
+    return interval_of(estimate, draws, rounds, *(() if floor is None else (floor,)))
+
+
+def test_a_block_and_an_interval_in_figures():
+    assert Timed(seconds=6.0, steps=4).per_batch == 1.5
+    assert Interval(1.0, 1.25, 2.0).half_width == 0.5
+    assert f"{Interval(1.0, 1.25, 1.5)}" == "1.250 (1.000 to 1.500)"
+    assert f"{Interval(1.0, 1.25, 1.5):.1f}" == "1.2 (1.0 to 1.5)"
+
+
+# Two-sided 95 % points of Student's t for n - 1 degrees of freedom; 1.96 is the normal's.
+@pytest.mark.parametrize(
+    ("rounds", "t"), [(2, 12.706), (3, 4.303), (11, 2.228), (31, 2.042), (32, 1.96), (500, 1.96)]
+)
+def test_few_rounds_widen_it_by_students_t(rounds, t):
+    widened = math.sqrt(rounds / (rounds - 1)) * t / 1.96
+    ratio = interval(rounds)
+    assert math.log(ratio.low) == pytest.approx(widened * math.log(0.81))
+    assert math.log(ratio.high) == pytest.approx(widened * math.log(1.19))
+    assert ratio.estimate == 1.0
+    difference = interval(rounds, 0.1, DRAWS - 1)
+    assert 0.1 - difference.low == pytest.approx(widened * 0.29)
+    assert difference.high - 0.1 == pytest.approx(widened * 0.09)
+
+
+def test_one_round_says_nothing():
+    assert interval(1) == Interval(-math.inf, 1.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "draws"),
+    [(0.0, DRAWS), (-1.0, -DRAWS), (1.0, np.where(DRAWS < 0.9, 0.0, DRAWS))],
+    ids=["nothing", "negative", "draws of nothing"],
+)
+def test_what_may_be_nothing_is_widened_by_differences(estimate, draws):
+    low, high = np.percentile(draws, (2.5, 97.5))
+    widened = math.sqrt(4 / 3) * 3.182 / 1.96
+    found = interval(4, estimate, draws)
+    assert found.low == pytest.approx(estimate - max(0.0, widened * (estimate - low)))
+    assert found.high == pytest.approx(estimate + widened * (high - estimate))
+
+
+def test_it_is_no_narrower_than_the_clock_allows():
+    assert interval(30, floor=0.75) == Interval(0.25, 1.0, 1.75)
+    assert interval(30, floor=1e-9) == interval(30)
+    assert interval(30, draws=np.ones(2000)) == Interval(1.0, 1.0, 1.0)
+
+
+def test_observations_are_drawn_whole_and_long_ones_weigh_more():
+    seconds, steps = np.array([1.0, 27.0]), np.array([1.0, 9.0])
+    draws = ratio_draws(seconds, steps)
+    np.testing.assert_allclose(ratio_draws(2 * seconds, steps), 2 * draws)
+    values, counts = np.unique(draws, return_counts=True)
+    assert values.tolist() == [1.0, 2.8, 3.0]  # the first one twice, each once, the second twice
+    assert (counts / counts.sum()).tolist() == pytest.approx([0.25, 0.5, 0.25], abs=0.05)
+    assert np.array_equal(draws, ratio_draws(seconds, steps))  # the same each time
+    assert not np.array_equal(draws, ratio_draws(seconds, steps, seed=5))

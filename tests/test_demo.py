@@ -68,33 +68,19 @@ def test_the_demo_runs_its_parts(tmp_path):
         },
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = re.search(
-        r"^use num_workers=(\d+)(?:, prefetch_factor=(\d+))?"
-        r"(?:, torch.set_num_threads\((\d+)\))?: (.*)$",
-        done.stdout,
-        re.MULTILINE,
-    )
-    workers, prefetch, threads, reason = found.groups()
-    typed = re.findall(
-        r"^\$ (\w+=h5 )?dataloaders (\w+) examples/train_images.py(.*)$", done.stdout, re.M
-    )
     report, conclusion = re.split(r"^=== what was found$", done.stdout, flags=re.MULTILINE)
-    verdicts = re.findall(r"^ *(.*): (\S+-bound|inconclusive)", conclusion, re.MULTILINE)
-    plain = typed[0][2]
-    expected, used = [("", "check", plain), ("", "tune", plain)], [("as it is", "0")]
-    if workers == "0":
-        assert f"Tuning left the script as it is: {reason}." in report
-    else:
-        words = f" --workers {workers} --prefetch {prefetch}"
-        expected.append(("", "check", plain + words + (f" --threads {threads}" if threads else "")))
-        used.append(("tuned", workers))
-    if verdicts[len(used) - 1][1] != "step-bound":
-        expected.append(("DATALOADERS_BACKEND=h5 ", "check", plain))
-        used.append(("with a cache", "0"))
-    assert typed == expected
-    assert [name for name, _ in verdicts] == [name for name, _ in used]
+    typed = re.findall(r"^\$ (?:\w+=h5 )?dataloaders (\w+) examples/\S+(.*)$", report, re.MULTILINE)
+    assert [name for name, _ in typed[:2]] == ["check", "tune"]
+    (tuned,) = re.findall(r"^use num_workers=(\d+)", report, re.MULTILINE)
+    checks = [
+        words.partition("--workers ")[2].split()[:1] for name, words in typed if name == "check"
+    ]
+    assert [tuned] in checks or (tuned == "0" and "Tuning left the script as it is" in report)
     # Each check printed its own report, of the loader that it says.
     reported = re.findall(r"note: measured in loader 1: .*num_workers=(\d+)", report)
-    assert reported == [workers for _, workers in used]
+    assert reported == [(words or ["0"])[0] for words in checks]
+    verdicts = re.findall(r"^ *(.*): (\S+-bound|inconclusive)", conclusion, re.MULTILINE)
+    assert len(verdicts) == len(checks)
+    assert len(checks) > 1 or verdicts[0][1] == "step-bound"  # else a cache is the next to try
     assert re.search(r"^what to try next\n  \S", conclusion, re.MULTILINE)
     assert list((tmp_path / "cache").glob("demo-*")) == []

@@ -48,10 +48,14 @@ def test_the_only_trace_of_us_is_the_import(photos, tmp_path, ours):
 
 
 @pytest.mark.nightly
-def test_a_lightning_script_trains(photos, tmp_path):
+def test_a_lightning_script_is_checked(photos, tmp_path):
     script = tmp_path / "train_lightning.py"
     script.write_text((EXAMPLES / "train_lightning.py").read_text())
-    run(script, "--data", photos, "--epochs", 1)
+    command = ["-m", "dataloaders", "check", "--budget", 4, "--loader", 1, "--no-predict"]
+    done = warm.run([*command, script, "--data", photos], cwd=tmp_path, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "measured in loader 1: DataLoader of ImageFolder, 1 batches of 32" in done.stdout
+    assert "the script was ended after" in done.stdout
     assert [child.name for child in tmp_path.iterdir()] == ["train_lightning.py"]
 
 

@@ -71,21 +71,6 @@ def test_gradients_zeroed_by_writing_name_the_line_and_the_guide():
     assert ["step: " in str(one) for one in shown] == [True, False]
 
 
-def test_a_bias_that_the_normalisation_takes_away_names_the_convolution():
-    conv, norm, relu = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
-
-    def biased(*layers):
-        model, batch = nn.Sequential(nn.Sequential(*layers)), torch.ones(2, 3, 8, 8)
-        facts = watched(lambda _: model(batch).sum().backward())
-        return [one for one in findings_of(facts) if one.name == "bias"]
-
-    (finding,) = biased(conv, norm)
-    assert finding.message.startswith("0.0: ")
-    assert not biased(conv, relu, norm)
-    norm.eval()  # what the running mean takes away is another number
-    assert not biased(conv, norm)
-
-
 def test_what_was_left_on_is_told_whatever_the_verdict():
     inputs = torch.ones(2, dtype=torch.double, requires_grad=True)
 
@@ -103,27 +88,6 @@ def test_what_was_left_on_is_told_whatever_the_verdict():
     assert "test_findings.py:" in places["gradcheck"]
 
 
-def test_a_chain_of_pointwise_operators_and_what_is_none():
-    def gelu(x):
-        return 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * x**3)))
-
-    large = torch.ones(300, 300)
-    chain = watched(lambda _: gelu(large)).places
-    assert max(chain.values()) == 8
-    names = [one.name for one in findings_of(Facts(places=chain))]
-    assert names
-    assert set(names) == {"pointwise"}
-    clean = watched(lambda _: (nn.functional.dropout(large), gelu(large[:2]), (large - 1).square()))
-    assert findings_of(clean) == ()
-    norm, linear = nn.LayerNorm(300), nn.Linear(300, 300)
-
-    def block(x):
-        x = x + nn.functional.dropout(linear(norm(x)))
-        return x + nn.functional.dropout(linear(nn.functional.gelu(linear(norm(x)))))
-
-    assert findings_of(replace(watched(lambda _: block(large)), half=None)) == ()
-
-
 def test_what_one_step_in_many_does_is_not_found():
     value = Played(torch.ones(3)).sum()
     assert watched(lambda number: value.item() if number == 2 else None).places == {}
@@ -139,47 +103,72 @@ def test_a_step_that_raises_leaves_nothing_on():
     assert watch.facts() is None
 
 
-# on a device that is played ---------------------------------------------------------------------
+# in steps that are watched, some of them on a device that is played -----------------------------
 
-SYNCS = {
-    "reading a value": lambda x: x.sum().item(),
-    "reading a value (": lambda x: bool((x > 0).all()),
-    "nonzero()": torch.nonzero,
-    "a boolean mask": lambda x: x[x > 0],
-    "masked_select()": lambda x: torch.masked_select(x, x > 0),
-    ".cpu()": lambda x: x.cpu(),
-    "unique()": lambda x: torch.unique(x),
-    "torch.equal()": lambda x: torch.equal(x, x),
-}
+LARGE, BATCH, PINNED = torch.ones(300, 300), torch.ones(4), torch.empty(4)
+ON_DEVICE, STATIC = Played(torch.ones(4)), Played(torch.empty(4))
+CONV, NORM, RELU = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+EVALUATED = nn.BatchNorm2d(4).eval()  # what the running mean takes away is another number
+LAYER_NORM, LINEAR = nn.LayerNorm(300), nn.Linear(300, 300)
 
 
-@pytest.mark.parametrize("what", list(SYNCS))
-def test_a_wait_for_the_device_names_its_line(what):
-    on_device = Played(torch.ones(4))
-    (finding,) = findings_of(watched(lambda _: SYNCS[what](on_device)))
-    assert finding.name == "synchronisation"
-    assert finding.message.startswith(what)
-    assert finding.where is not None
-    assert "test_findings.py:" in finding.where
-    on_host = torch.ones(4)
-    assert findings_of(watched(lambda _: SYNCS[what](on_host))) == ()
+def gelu(x):
+    return 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * x**3)))
 
 
-def test_printing_is_named_as_that_and_a_copy_that_does_not_wait_is_none():
+def block(x):
+    x = x + nn.functional.dropout(LINEAR(LAYER_NORM(x)))
+    return x + nn.functional.dropout(LINEAR(nn.functional.gelu(LINEAR(LAYER_NORM(x)))))
+
+
+def convolved(*layers):
+    nn.Sequential(nn.Sequential(*layers))(torch.ones(2, 3, 8, 8)).sum().backward()
+
+
+PROVOKED = [
+    # Its name, how its message begins, a step that provokes it, and one that nearly does.
+    ("synchronisation", "reading a value", lambda x: x.sum().item()),
+    ("synchronisation", "reading a value (", lambda x: bool((x > 0).all())),
+    ("synchronisation", "nonzero()", torch.nonzero),
+    ("synchronisation", "a boolean mask", lambda x: x[x > 0]),
+    ("synchronisation", "masked_select()", lambda x: torch.masked_select(x, x > 0)),
+    ("synchronisation", ".cpu()", lambda x: x.cpu()),
+    ("synchronisation", "unique()", torch.unique),
+    ("synchronisation", "torch.equal()", lambda x: torch.equal(x, x)),
+    (
+        "synchronisation", "",
+        lambda x: PINNED.copy_(ON_DEVICE),
+        lambda x: PINNED.copy_(ON_DEVICE, non_blocking=True),
+    ),
+    (
+        "made-on-cpu", "",
+        lambda x: STATIC.copy_(torch.zeros(2, 2).view(4) + 1),
+        lambda x: STATIC.copy_(BATCH + torch.zeros(4)),
+    ),
+    ("bias", "0.0: ", lambda x: convolved(CONV, NORM), lambda x: convolved(CONV, RELU, NORM)),
+    ("bias", "0.0: ", lambda x: convolved(CONV, NORM), lambda x: convolved(CONV, EVALUATED)),
+    ("pointwise", "", lambda x: gelu(LARGE), lambda x: gelu(LARGE[:2])),
+    ("pointwise", "", lambda x: gelu(LARGE), lambda x: (LARGE - 1).square()),
+    ("pointwise", "", lambda x: gelu(LARGE), lambda x: nn.functional.dropout(LARGE)),
+    ("pointwise", "", lambda x: gelu(LARGE), lambda x: block(LARGE)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "step", "clean"), [(*row, row[2])[:4] for row in PROVOKED]
+)
+def test_what_a_step_does_is_found_with_its_line(name, begins, step, clean):
+    found = [one for one in findings_of(watched(lambda _: step(ON_DEVICE))) if one.name == name]
+    assert found
+    assert found[0].message.startswith(begins)
+    assert name == "bias" or "test_findings.py:" in found[0].where
+    names = {one.name for one in findings_of(watched(lambda _: clean(torch.ones(4))))}
+    assert name not in names
+
+
+def test_printing_is_named_as_that():
     places = watched(lambda _: str(torch.ones(3))).of_kind("sync")
     assert {(place.what, place.device) for place in places} == {("printing a tensor", "cpu")}
-    on_device, pinned = Played(torch.ones(4)), torch.empty(4)
-    assert findings_of(watched(lambda _: pinned.copy_(on_device, non_blocking=True))) == ()
-    assert findings_of(watched(lambda _: pinned.copy_(on_device)))
-
-
-def test_what_is_made_on_the_cpu_and_moved():
-    static, batch = Played(torch.empty(4)), torch.ones(4)
-    facts = watched(lambda _: static.copy_(torch.zeros(2, 2).view(4) + 1))
-    (finding,) = findings_of(facts)
-    assert finding.name == "made-on-cpu"
-    assert "is copied to cuda in each step" in finding.message
-    assert findings_of(watched(lambda _: static.copy_(batch + torch.zeros(4)))) == ()
 
 
 def test_empty_cache_in_the_loop():

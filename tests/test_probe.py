@@ -122,32 +122,26 @@ for epoch in range(2):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("how", "options", "sizes"),
-    [("memory", ["--most", "3"], [2, 3]), ("memory", [], [2, 3, 4]), ("killed", [], [2, 3, 4])],
+    ("how", "options", "sizes", "largest"),
+    [
+        ("memory", ["--most", "3"], [2, 3], 3),
+        ("memory", [], [2, 3, 4], 3),
+        ("killed", [], [2, 3, 4], 3),
+        ("other", [], [2, 4], 2),
+    ],
 )
-def test_a_script_is_started_anew_until_the_largest_batch_is_known(how, options, sizes, tmp_path):
-    done, report = probed(tmp_path, how, *options)
-    assert done.returncode == 0, done.stderr
-    assert report["largest"] == 3
-    assert [one["batch_size"] for one in report["trials"]] == sizes
-    assert "largest that fits: 3" in done.stdout
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.nightly
-def test_a_script_that_fails_otherwise_ends_it_with_what_is_known(tmp_path):
-    done, report = probed(tmp_path, "other")
-    assert done.returncode == 0
-    assert "ValueError: no room" in done.stderr
-    assert "ended by itself at batch size 4" in done.stdout
-    assert report["largest"] == 2
-
-
-def probed(folder, how, *options):
-    (folder / "train.py").write_text(SCRIPT)
+def test_a_script_is_started_anew_until_the_largest_batch_is_known(
+    how, options, sizes, largest, tmp_path
+):
+    (tmp_path / "train.py").write_text(SCRIPT)
     words = ["-m", "dataloaders", "probe", "--budget", "0.01", "--json", "probe.json", *options]
-    root = str(Path(__file__).parents[1])
-    done = warm.run(
-        [*words, "train.py", how], cwd=folder, env={**os.environ, "PYTHONPATH": root}, timeout=100
-    )
-    return done, json.loads((folder / "probe.json").read_text())
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = warm.run([*words, "train.py", how], cwd=tmp_path, env=env, timeout=100)
+    report = json.loads((tmp_path / "probe.json").read_text())
+    assert done.returncode == 0, done.stderr
+    assert [one["batch_size"] for one in report["trials"]] == sizes
+    assert report["largest"] == largest
+    assert f"largest that fits: {largest}" in done.stdout
+    assert ("ended by itself at batch size 4" in done.stdout) == (how == "other")
+    assert ("ValueError: no room" in done.stderr) == (how == "other")
+    assert ("Traceback" in done.stderr) == (how == "other")

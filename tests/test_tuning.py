@@ -7,19 +7,21 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import IterableDataset, RandomSampler, TensorDataset
 
 from dataloaders import DataLoader, tune, tuning, wrap
 from dataloaders.bottleneck import Interval
 from dataloaders.errors import CapacityWarning, CheckError, OptionError
 from dataloaders.machine import resources
 from dataloaders.tuning import trial, tuner
+from helpers import waits
 from helpers.compare import generator_states
 
 TorchLoader = torch.utils.data.DataLoader
@@ -48,19 +50,16 @@ def nothing(index):
     pass
 
 
-class Waiting(Dataset):
+class Waiting(waits.Waiting):
     """20 ms of waiting a sample, as from a far disk; ``happens`` may do more."""
 
     def __init__(self, size=10_000, seconds=0.02, happens=nothing):
-        self.size, self.seconds, self.happens = size, seconds, happens
-
-    def __len__(self):
-        return self.size
+        super().__init__(size, seconds)
+        self.happens = happens
 
     def __getitem__(self, index):
         self.happens(index)
-        time.sleep(self.seconds)
-        return torch.tensor([float(index)])
+        return super().__getitem__(index)[:1]
 
 
 class Shared(IterableDataset):
@@ -75,8 +74,8 @@ class Shared(IterableDataset):
             yield torch.tensor([float(index)])
 
 
-def waits(batch):
-    """A step as long as loading four samples that wait: one worker pays."""
+def slow_step(batch):
+    """As long as loading four samples that wait: one worker pays."""
     time.sleep(0.08)
 
 
@@ -108,7 +107,7 @@ def test_a_step_that_is_slower_than_loading_needs_one_worker():
     found = tune(TorchLoader(Waiting(), 2), lambda batch: time.sleep(0.05), budget_s=10)
     assert found.choice.num_workers == 1
     assert found.needed_samples_per_second.estimate <= 40.0
-    found = tune(TorchLoader(Waiting(seconds=0), 4), waits, budget_s=SOME)
+    found = tune(TorchLoader(Waiting(seconds=0), 4), slow_step, budget_s=SOME)
     assert tried(found) == [0]
     assert found.reason.startswith("the step takes ")
 
@@ -180,7 +179,6 @@ def test_trials_are_printed_and_go_to_json(tmp_path):
     entry = json.loads(found.to_json(tmp_path / "tuning.json"))
     assert entry == json.loads((tmp_path / "tuning.json").read_text())
     assert entry["given"] == {"num_workers": 0, "prefetch_factor": None, "pin_memory": False}
-    assert entry["choice"]["num_workers"] == 2
     assert entry["needed_samples_per_second"] == {"low": 95.0, "estimate": 100.0, "high": 105.0}
     assert entry["trials"][1]["memory_per_worker"] == 2**20
 
@@ -238,12 +236,11 @@ def test_batches_of_several_sizes_and_none():
         (lambda *a, **k: wrap(Numbered(*a, **k)), {}),
         (TorchLoader, {"multiprocessing_context": "forkserver", "persistent_workers": True}),
     ],
-    ids=["own iteration", "wrapped", "sent the dataset"],
 )
 @pytest.mark.nightly
 def test_workers_of_other_loaders(make, options):
     loader = make(Waiting(), 4, num_workers=1, **options)
-    found = tune(loader, waits, budget_s=60 if options else SOME, max_workers=1)
+    found = tune(loader, slow_step, budget_s=60 if options else SOME, max_workers=1)
     assert set(tried(found)) == {0, 1}
     second = found.trials[1]
     assert second.failed is None
@@ -350,12 +347,14 @@ class TestWhatGoesWrong:
         assert "failed" in " ".join(found.notes)
         assert not started()
 
-    def test_a_dataset_that_cannot_be_sent_to_a_worker_is_tuned_without_them(self):
-        dataset = Waiting(happens=lambda index: None)
+    def test_a_dataset_that_cannot_be_sent_to_a_worker_is_tuned_on_this_thread(self):
+        threads = set()
+        dataset = Waiting(happens=lambda index: threads.add(threading.current_thread()))
         loader = TorchLoader(dataset, 4, num_workers=1, multiprocessing_context="forkserver")
         found = tune(loader, budget_s=SOME)
         assert found.choice.num_workers == 0
         assert tried(found) == [0]
+        assert threads == {threading.current_thread()}
         assert "workers were not tried" in str(found)
         assert "must be picklable" in str(found)
 
@@ -467,13 +466,13 @@ def test_what_one_process_learned_is_not_for_each_of_several_ranks(monkeypatch):
     def auto(batch_size=4):
         return DataLoader(dataset, batch_size, num_workers="auto").num_workers
 
-    found = alone(DataLoader(dataset, 4, shuffle=True), waits)
+    found = alone(DataLoader(dataset, 4, shuffle=True), slow_step)
     assert found.remembered is not None
     assert found.choice.num_workers == auto() == 0
     assert auto(5) > 0
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(max(2, resources.usable_cores())))
     assert auto() == 1  # by the rule
-    alone(DataLoader(dataset, 4), waits)
+    alone(DataLoader(dataset, 4), slow_step)
     assert auto() == 0
 
 

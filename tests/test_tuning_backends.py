@@ -8,13 +8,11 @@ import warnings
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 import dataloaders
 from backends.prefetch import Prefetch
 from backends.stock import Stock
 from dataloaders import DataLoader
-from dataloaders.cli import main
 from dataloaders.errors import BackendWarning, OptionError
 from dataloaders.tuning import Settings, auto, learned, tuner
 from helpers import warm
@@ -126,7 +124,7 @@ def test_a_cache_is_built_and_tried_only_where_its_path_is_given(script, tmp_pat
     assert "backend 'h5'" in explained(script)  # built again at the first iter()
 
 
-def test_what_was_found_is_remembered_for_the_script(tmp_path, capsys):
+def test_what_was_found_is_remembered_for_the_script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("time.sleep(0.004)", "").replace("sleep(0.001)", "sleep(0.02)"))
     found, out = tuned(path, "--budget", 2)
@@ -136,33 +134,24 @@ def test_what_was_found_is_remembered_for_the_script(tmp_path, capsys):
     assert f'backend="auto" is {found["choice"]["backend"]["name"]}: learned on 2' in explained(
         path
     )
-    assert main(["tune", "--cache", "x.h5", str(path)]) == 2
-    assert "--cache is for --backends" in capsys.readouterr().err
 
 
-class Numbers(Dataset):
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, index):
-        return torch.tensor([float(index)])
+NUMBERS = [torch.tensor([float(index)]) for index in range(100)]
 
 
-def learn(loader, backend, **more):
+def learn(loader, backend):
     arguments = (loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn)
-    found = learned.Learned(
-        1, 3, False, 100.0, backend=auto.entry_of(backend), gain=1.5, day="2026-11-23", **more
-    )
+    found = learned.Learned(1, 3, False, 100.0, backend=backend, gain=1.5, day="2026-11-23")
     assert learned.remember(learned.key_of(*arguments, "auto"), found) is not None
 
 
 def test_what_was_learned_serves_and_explain_says_since_when(monkeypatch):
-    loader = DataLoader(Numbers(), 4, backend="auto")
-    expected = [batch.tolist() for batch in DataLoader(Numbers(), 4)]
+    loader = DataLoader(NUMBERS, 4, backend="auto")
+    expected = [batch.tolist() for batch in DataLoader(NUMBERS, 4)]
     assert [batch.tolist() for batch in loader] == expected
     assert loader.explain().backend == "stock"
-    learn(loader, Prefetch(inner=Stock(), ahead=3))
-    loader = DataLoader(Numbers(), 4, num_workers="auto", prefetch_factor="auto", backend="auto")
+    learn(loader, auto.entry_of(Prefetch(inner=Stock(), ahead=3)))
+    loader = DataLoader(NUMBERS, 4, num_workers="auto", prefetch_factor="auto", backend="auto")
     assert (loader.num_workers, loader.prefetch_factor, loader.backend) == (1, 3, "auto")
     plan = loader.explain()
     assert plan.backend == "prefetch"
@@ -170,34 +159,32 @@ def test_what_was_learned_serves_and_explain_says_since_when(monkeypatch):
     assert any(one.startswith(note) for one in plan.notes)
     assert [batch.tolist() for batch in loader] == expected
     monkeypatch.setattr(sys, "argv", ["another.py"])  # another script, another step
-    assert DataLoader(Numbers(), 4, backend="auto").explain().backend == "stock"
+    assert DataLoader(NUMBERS, 4, backend="auto").explain().backend == "stock"
 
 
 def test_a_backend_that_is_gone_or_cannot_serve_any_more_is_stock(tmp_path):
     h5 = pytest.importorskip("backends.h5")
-    loader = DataLoader(Numbers(), 4, backend="auto")
-    learn(loader, h5.H5(tmp_path / "gone.h5", build="never"))
+    loader = DataLoader(NUMBERS, 4, backend="auto")
+    learn(loader, auto.entry_of(h5.H5(tmp_path / "gone.h5", build="never")))
     with pytest.warns(BackendWarning, match="h5 cannot serve a loader any more: there is no cache"):
         assert len(list(loader)) == 25
     assert any("cannot serve a loader any more" in one for one in loader.explain().notes)
-    arguments = (loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn)
-    found = learned.Learned(0, None, False, 1.0, backend={"name": "elsewhere", "options": {}})
-    learned.remember(learned.key_of(*arguments, "auto"), found)
+    learn(loader, {"name": "elsewhere", "options": {}})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(list(DataLoader(Numbers(), 4, backend="auto"))) == 25
+        assert len(list(DataLoader(NUMBERS, 4, backend="auto"))) == 25
     assert "cannot be made: backend='elsewhere'" in str(loader.explain())
 
 
 def test_it_is_an_argument_of_wrap_and_run_too(script, monkeypatch):
-    loader = dataloaders.wrap(torch.utils.data.DataLoader(Numbers(), 4), backend="auto")
+    loader = dataloaders.wrap(torch.utils.data.DataLoader(NUMBERS, 4), backend="auto")
     assert len(list(loader)) == 25
     monkeypatch.setenv("DATALOADERS_BACKEND", "auto")
-    assert 'backend="auto" is stock' in str(DataLoader(Numbers()).explain())
+    assert 'backend="auto" is stock' in str(DataLoader(NUMBERS).explain())
     command = ["-m", "dataloaders", "run", "--backend", "auto", script, "sleeps", "{}", "explain"]
     assert 'backend="auto" is stock' in warm.run(command).stdout
     with pytest.raises(OptionError, match="must be a name"):
-        DataLoader(Numbers(), backend=3)
+        DataLoader(NUMBERS, backend=3)
 
 
 class Fails(Prefetch):
@@ -206,7 +193,7 @@ class Fails(Prefetch):
 
 
 def test_a_way_that_fails_is_reported_and_not_chosen():
-    loader = DataLoader(Numbers(), 4, backend="stock")
+    loader = DataLoader(NUMBERS, 4, backend="stock")
     ways = {Settings(0, None, False, Stock()): "as it is", Settings(0, None, False, Fails()): "new"}
     run = tuner.Tuner(loader, 4.0, ways=ways)
     assert len(list(run.run())) > 10

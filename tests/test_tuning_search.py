@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import make_dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.stock import Stock
-from dataloaders.backend import Backend
 from dataloaders.bottleneck import Interval
-from dataloaders.plan import Plan
 from dataloaders.tuning import Settings, Trial
 from dataloaders.tuning.search import Search
 
@@ -152,21 +148,12 @@ def test_what_there_is_no_room_for():
     ("facts", "deeper", "tried", "chosen"),
     [
         ({}, {4: 60, 8: 90}, {2, 4, 8}, 8),
-        ({}, {4: 42}, {2, 4}, 2),
+        ({}, {4: 42}, {2, 4}, 2),  # no gain
         ({"shm_cap": lambda prefetch: 8 // prefetch}, {4: 60}, {2, 4}, 4),
-        ({"variation": 0.3}, {}, {2}, 2),
+        ({"variation": 0.3}, {}, {2}, 2),  # even batches
         ({"needed": 40.0}, {}, {2}, 2),
-        ({"busy": lambda one: 0.98}, {}, {2}, 2),
+        ({"busy": lambda one: 0.98}, {}, {2}, 2),  # all cores are
         ({"most": 0}, {}, set(), None),
-    ],
-    ids=[
-        "pays",
-        "no gain",
-        "shared memory",
-        "even batches",
-        "need met",
-        "cores busy",
-        "no workers",
     ],
 )
 def test_a_longer_queue_where_batches_differ_in_time(facts, deeper, tried, chosen):
@@ -193,20 +180,7 @@ def test_pinning_both_ways_in_turns(given, pinned, pageable, chosen):
     assert Played(rate, most=0, pinning=True).asked == []  # without workers a copy more
 
 
-@dataclass(frozen=True)
-class Knobs(Backend):
-    """Two numbers of at least 1."""
-
-    threads: int = 4
-    depth: int = 3
-
-    name: ClassVar[str] = "knobs"
-
-    def explain(self, loader):
-        return Plan(self.name)
-
-    def open(self, loader):
-        return Stock().open(loader)
+Knobs = make_dataclass("Knobs", [("threads", int, 4), ("depth", int, 3)], frozen=True)
 
 
 class TestBackends:
@@ -246,7 +220,6 @@ class TestBackends:
     @pytest.mark.parametrize(
         ("rates", "chosen"),
         [((100, 102, 150), 2), ((100, 150, 152), 1), ((100, 102, 70), 0)],
-        ids=["best", "the first of two alike", "nothing gains"],
     )
     def test_ways_are_compared_in_turns(self, rates, chosen):
         ways = tuple(Settings(n, 2 if n else None, False, Knobs()) for n in range(3))

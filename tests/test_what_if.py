@@ -6,17 +6,22 @@ import sys
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
+from torchvision.transforms import Compose
 
 from bench.played import HostOn, VirtualTime
 from dataloaders.bottleneck import Interval, check_bottleneck
 from dataloaders.predicting import (
     Candidate,
+    Overhead,
     Stages,
     best_of,
     candidates,
     seconds_alone,
     seconds_of_a_worker,
+    seconds_per_batch,
 )
 from helpers.waits import Waiting, wait
 
@@ -46,16 +51,6 @@ class Slow(Quick):
     pass
 
 
-class Compose:
-    def __init__(self, *transforms):
-        self.transforms = transforms
-
-    def __call__(self, value):
-        for transform in self.transforms:
-            value = transform(value)
-        return value
-
-
 class Transformed(Waiting):
     """Samples that a function loads, and transforms change."""
 
@@ -66,7 +61,7 @@ class Transformed(Waiting):
         wait(self.seconds)
         return torch.zeros(4)
 
-    transform = Compose(Quick(0.002), Slow(0.012))
+    transform = Compose([Quick(0.002), Slow(0.012)])
 
 
 class Files(Waiting):
@@ -335,3 +330,34 @@ class TestModel:
         assert best_of([Candidate("h5", 'backend="h5"', exactly(3.0)), one]).name == "h5"
         assert best_of([Candidate("workers", "num_workers=2", exactly(1.01))]) is None
         assert best_of([Candidate("dali", "", reason="no device")]) is None
+
+
+# The queue of workers
+
+MILLISECONDS = st.integers(1, 200).map(lambda value: value / 1000)
+PATTERN = st.lists(MILLISECONDS, min_size=1, max_size=8)
+
+
+@settings(max_examples=40)
+@given(PATTERN, PATTERN, st.integers(1, 3), st.integers(1, 3))
+def test_no_loop_beats_its_step_nor_loses_to_a_serial_one(loads, steps, workers, ahead):
+    real = seconds_per_batch(loads, steps, workers=workers, prefetch=ahead, batches=30)
+    # 20 epochs for each member of the pattern: whole turns of it, so its mean is exact.
+    assert sum(steps) / len(steps) * (1 - 1e-9) <= real <= (max(loads) + max(steps)) * (1 + 1e-9)
+    serial = sum(loads) / len(loads) + sum(steps) / len(steps)
+    assert seconds_per_batch(loads, steps, workers=0) == pytest.approx(serial)
+    constant = seconds_per_batch(loads[:1], steps[:1], workers=workers, prefetch=ahead)
+    assert constant == pytest.approx(max(steps[0], loads[0] / workers), rel=0.03)
+
+
+def test_bursts_first_batches_and_overhead():
+    burst = [0.01] * 7 + [0.16]
+    assert seconds_per_batch(burst, [0.04], workers=2, prefetch=4) == pytest.approx(0.04)
+    # One batch ahead: the slow one is waited for 160 - 40 ms, once in eight steps.
+    assert seconds_per_batch(burst, [0.04], workers=1, prefetch=1) == pytest.approx(0.04 + 0.12 / 8)
+    first = seconds_per_batch([0.08], [0.02], workers=8, prefetch=2, batches=20)
+    assert first == pytest.approx((0.08 + 20 * 0.02) / 20)
+    own = Overhead(take=0.001, make=0.002)
+    for load, step, real in ((0.01, 0.05, 0.051), (0.05, 0.01, 0.052)):
+        found = seconds_per_batch([load], [step], workers=1, overhead=own)
+        assert found == pytest.approx(real)

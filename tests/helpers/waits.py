@@ -34,20 +34,6 @@ class Waiting(Dataset[torch.Tensor]):
         return torch.full((4,), float(index))
 
 
-class SlowOnce(Waiting):
-    """The same, but a sample that was read before comes at once: a cache in memory."""
-
-    def __init__(self, length: int, seconds: float, wait: Callable[[float], None] = wait) -> None:
-        super().__init__(length, seconds, wait)
-        self.read: set[int] = set()
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index in self.read:
-            return torch.full((4,), float(index))
-        self.read.add(index)
-        return super().__getitem__(index)
-
-
 def becomes_true(condition: Callable[[], object], seconds: float = 20) -> bool:
     """Return whether ``condition`` becomes true within ``seconds``."""
     deadline = time.monotonic() + seconds
