@@ -2,6 +2,7 @@
 
 import random
 from collections import namedtuple
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from torch.utils.data import (
 from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 
+from backends.h5 import H5
 from backends.prefetch import Prefetch
+from backends.stock import Stock
 from dataloaders import DataLoader
 from dataloaders.errors import BackendUnavailable
 from dataloaders.replaying.ways import Arithmetic, Lookup, Table, every_byte, way_for
@@ -170,6 +173,39 @@ def test_every_code():
 def test_workers_that_are_not_forked(context):
     options = {"num_workers": 1, "multiprocessing_context": context}
     check(lambda: FakeData(9, (3, 12, 12), transform=normalized()), **options)
+
+
+class Watching(Prefetch):
+    """Notes the dtype of the first image of each batch that is sent."""
+
+    seen: ClassVar[list[torch.dtype]] = []
+
+    def transfer(self, device):
+        transfer = super().transfer(device)
+        send = transfer.send
+        transfer.send = lambda batch: (self.seen.append(batch[0][0].dtype), send(batch))[1]
+        return transfer
+
+
+def test_workers_send_bytes_of_samples_and_of_a_cache(tmp_path):
+    data = Pictures(chain(v1.Resize(20), v1.RandomCrop(16), *FLOATS))
+    options = {"batch_size": 4, "num_workers": 1, "seed": 3, "persistent_workers": True}
+    for inner in (Stock(), H5(tmp_path / "small.h5")):
+        Watching.seen.clear()
+        loader = ours_of(data, backend=Watching(inner=inner, tail=True), **options)
+        theirs = DataLoader(data, **options)
+        assert_same([list(loader), list(loader)], [list(theirs), list(theirs)])
+        assert set(Watching.seen) == {torch.uint8}
+    plan = ours_of(data, backend=Prefetch(device="cpu")).explain()
+    assert plan.stages[-1].name == "transfer", "nothing moves to the CPU unless asked"
+
+
+def test_a_transform_that_changes_between_epochs_is_followed():
+    data = Pictures(chain(*FLOATS))
+    ours, theirs = ours_of(data), torch.utils.data.DataLoader(data, 4)
+    for mean in (MEAN, (0.5,) * 3):
+        data.transform.transforms[-1] = v1.Normalize(mean, STD)
+        assert_same(list(ours), list(theirs))
 
 
 class Batch:
@@ -370,7 +406,7 @@ def test_dtypes_and_memory_formats(dtype, memory_format, device):
     tails = {name: TAILS[name] for name in ("v1", "v1, PILToTensor", "v2")}
     dataset = Pictures(tails, each_tail)
     backend = Prefetch(tail=True, dtype=dtype, memory_format=memory_format, device=device)
-    loader = ours_of(dataset, backend=backend)
+    loader = ours_of(dataset, backend=backend, num_workers=int(device == "cuda"))
     assert ("rounded to" in str(loader.explain())) == (dtype is not None)
     for batch, wanted in zip(loader, torch.utils.data.DataLoader(dataset, 4), strict=True):
         for name, image in batch.items():

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataloaders.batches import memory
-from helpers.processes import is_true_in_a_fork, run_script
+from helpers.processes import is_true_in_a_fork
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SIZE = 4 * PAGE
@@ -266,35 +266,3 @@ def test_a_forked_child_has_a_pool_of_its_own():
     assert is_true_in_a_fork(child)
     assert (held[0] == 1).all()
     assert pool.free_bytes == SIZE
-
-
-def test_the_interpreter_ends_in_silence(tmp_path):
-    source = """
-        import gc, torch
-        from dataloaders.batches.memory import HostPool
-        pool = HostPool(smallest=1)
-        kept = [pool.empty((100_000,), torch.uint8) for _ in range(3)]
-        torch.kept_for_ever = kept[0][1:]
-        class Late:
-            def __init__(self, tensor): self.tensor, self.itself = tensor, self
-            def __del__(self): self.tensor = self.tensor.numpy()[1:]
-        late = Late(kept[1])
-        gc.disable()
-    """
-    done = run_script(tmp_path, source, taken_down=True)
-    assert (done.returncode, done.stderr.partition("nanobind")[0]) == (0, "")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", [memory.PinnedMemory, memory.HostPool])
-def test_memory_is_not_reused_before_its_copies_ran(kind):
-    source, shape = kind(), (16 << 20,)
-    for number in range(5):
-        batch = source.empty(shape, torch.uint8).fill_(number)
-        assert batch.is_pinned() == (kind is memory.PinnedMemory)
-        torch.cuda._sleep(500_000_000)  # the copy waits behind this
-        copied = batch.to("cuda", non_blocking=True)
-        del batch
-        for _ in range(3):  # batches go on being made meanwhile
-            source.empty(shape, torch.uint8).fill_(100)
-        assert bool((copied == number).all())
