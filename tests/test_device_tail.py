@@ -14,7 +14,6 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     StackDataset,
-    Subset,
     TensorDataset,
     default_collate,
 )
@@ -152,8 +151,6 @@ def of_modes(own, index):
 def test_every_sort_of_dataset():
     held = {
         "fake": lambda: FakeData(SIZE, (3, 12, 12), transform=normalized()),
-        "subset": lambda: Subset(Pictures(normalized()), [3, 1, 8, 5, 5, 0, 2, 4, 7]),
-        "concat": lambda: ConcatDataset([Pictures(normalized(), size=n) for n in (4, 5)]),
         "named": lambda: Pictures(normalized(), lambda *own: Named(*plain(*own))),
         "generator": lambda: Pictures(normalized(), own_generator, rng=random.Random(4)),
         "function": lambda: Pictures(chain(*FLOATS, lambda image: image)),
