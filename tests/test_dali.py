@@ -27,7 +27,7 @@ from dataloaders import DataLoader
 from dataloaders.errors import OptionError
 from helpers.codes import CODES, COLLATIONS, STACKED, Codes
 from helpers.compare import assert_same, assert_same_epochs, run_epochs, seed_everything
-from helpers.photos import SIZE, Digits, Files, Opened, Tiny, folder
+from helpers.photos import SIZE, Digits, Files, Opened, folder
 from helpers.recorded import equal, path
 from helpers.vision_datasets import FILES as OF_TORCHVISION
 
@@ -99,7 +99,6 @@ class Streamed(IterableDataset[Any]):
 def test_samples_of_every_kind_of_dataset_are_stocks(num_workers):
     kinds = StackDataset(
         target_transform=folder(V1, target_transform=blurred),
-        cifar=Tiny(V1),
         mnist=Digits(v1.Compose([v1.RandomCrop(20), v1.ToTensor()])),
         subset=Subset(folder(V1), [3, 1, 1, 8, 2, 0, 0, 4, 9, 10, 7]),
         concat=ConcatDataset([Subset(folder(V1), range(7)), Subset(folder(V1), range(4))]),

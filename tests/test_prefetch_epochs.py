@@ -25,17 +25,25 @@ from torch.utils.data import (
 from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from helpers.compare import assert_same, generator_states, seed_everything
-from helpers.contract import Unloadable, fails_at_five
+from helpers.contract import Unloadable
 from helpers.datasets import SIZE, MapDataset, integer_sample
 
 TorchLoader = torch.utils.data.DataLoader
 
 
-def noting(index):
+class Noting(MapDataset):
     """The index, who made the sample, and draws from every process-wide generator."""
-    info, draws = get_worker_info(), torch.rand(2).tolist()
-    worker = -1 if info is None else info.id
-    return torch.tensor([index, worker, *draws, np.random.rand(), random.random()]).double()
+
+    def __init__(self, failing):
+        super().__init__(integer_sample, 24)
+        self.failing = failing
+
+    def __getitem__(self, index):
+        info, draws = get_worker_info(), torch.rand(2).tolist()
+        if index == self.failing:
+            raise Unloadable(f"sample {index}")
+        worker = -1 if info is None else info.id
+        return torch.tensor([index, worker, *draws, np.random.rand(), random.random()]).double()
 
 
 class Draws(Sampler):
@@ -59,21 +67,12 @@ def fails_first(worker):
 
 
 @pytest.mark.usefixtures("workers_end_fast")
-@pytest.mark.parametrize(
-    ("dataset", "options"),
-    [
-        # Sample 5 fails in each epoch.
-        (MapDataset(fails_at_five, 6), {"shuffle": True, "num_workers": 2}),
-        # torch reports a set-up that failed with a worker's first task, and resumes it at iter().
-        (MapDataset(integer_sample, 2), {"worker_init_fn": fails_first, "num_workers": 1}),
-    ],
-    ids=["sample", "set-up"],
-)
-def test_what_cannot_be_loaded_fails_its_own_epoch(dataset, options):
+def test_a_set_up_that_fails_is_torchs_error():
+    """torch reports it with a worker's first task, and resumes it at iter()."""
     results = []
     for kind, ours in ((DataLoader, {"backend": "prefetch"}), (TorchLoader, {})):
-        seed_everything()
-        loader, found = kind(dataset, persistent_workers=True, **options, **ours), []
+        options = {"num_workers": 1, "persistent_workers": True, "worker_init_fn": fails_first}
+        loader, found = kind(MapDataset(integer_sample, 2), **options, **ours), []
         for _ in range(5):
             try:
                 found.extend(batch.tolist() for batch in loader)
@@ -106,6 +105,7 @@ PROGRAMS = st.fixed_dictionaries(
         "persistent": st.booleans(),
         "tensors": st.booleans(),
         "seed": st.sampled_from([None, None, 7]),
+        "failing": st.sampled_from([None, None, 5]),
         "changes": st.booleans(),
         "epochs": st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=1, max_size=4),
     }
@@ -116,7 +116,7 @@ def run(program, kind, **ours):
     """Batches or the error of each epoch, and the generators' states after it."""
     seed_everything()
     own = torch.Generator().manual_seed(5)
-    data = TensorDataset(torch.arange(24)) if program["tensors"] else MapDataset(noting, 24)
+    data = TensorDataset(torch.arange(24)) if program["tensors"] else Noting(program["failing"])
     options = {"num_workers": program["workers"], **ours}
     if program["workers"]:
         options["prefetch_factor"] = program["prefetch_factor"]
@@ -152,7 +152,7 @@ def run(program, kind, **ours):
 def _example(sampler, workers, epochs, **changes):
     usual = {"batch_size": 2, "prefetch_factor": 2, "persistent": True, "tensors": False}
     program = {"sampler": sampler, "workers": workers, "epochs": epochs}
-    return example({"seed": None, "changes": False, **usual, **program, **changes})
+    return example({"seed": None, "failing": None, "changes": False, **usual, **program, **changes})
 
 
 @pytest.mark.parametrize(
@@ -168,6 +168,7 @@ def test_loops_that_break_off_leave_order_and_generators_as_torch_does(effort):
     @_example("replacement", 1, [7, None], persistent=False)
     @_example("raises", 2, [None, 1, None], batch_size=1)
     @_example("raises", 0, [None, 5], tensors=True)
+    @_example("as it goes", 1, [None, None], failing=5, batch_size=1)
     @_example("shuffled", 0, [None, 3, None], tensors=True, seed=7)
     def check(program):
         # More batches ahead than torch has in flight would ask the sampler for the difference.
