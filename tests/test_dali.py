@@ -12,12 +12,14 @@ import torch
 from PIL import Image
 from torch.utils.data import (
     ConcatDataset,
+    Dataset,
     IterableDataset,
     StackDataset,
     Subset,
 )
 from torchvision import datasets
 from torchvision import transforms as v1
+from torchvision.io import read_image
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
@@ -25,8 +27,8 @@ from dataloaders import DataLoader
 from dataloaders.errors import OptionError
 from helpers.codes import CODES, COLLATIONS, STACKED, Codes
 from helpers.compare import assert_same, assert_same_epochs, run_epochs, seed_everything
-from helpers.photos import SIZE, Digits, Files, Opened, Tiny, folder
-from helpers.recorded import equal
+from helpers.photos import SIZE, Digits, Files, Opened, folder
+from helpers.recorded import equal, path
 from helpers.vision_datasets import FILES as OF_TORCHVISION
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
@@ -97,7 +99,6 @@ class Streamed(IterableDataset[Any]):
 def test_samples_of_every_kind_of_dataset_are_stocks(num_workers):
     kinds = StackDataset(
         target_transform=folder(V1, target_transform=blurred),
-        cifar=Tiny(V1),
         mnist=Digits(v1.Compose([v1.RandomCrop(20), v1.ToTensor()])),
         subset=Subset(folder(V1), [3, 1, 1, 8, 2, 0, 0, 4, 9, 10, 7]),
         concat=ConcatDataset([Subset(folder(V1), range(7)), Subset(folder(V1), range(4))]),
@@ -126,6 +127,40 @@ def blurred(target):
 @pytest.mark.thinned(3)
 def test_a_collate_fn_of_the_users_own(collate_fn):
     assert_stocks(folder(V1), seed=4, collate_fn=collate_fn, num_workers=1)
+
+
+DECODED = {
+    "whole": lambda x: x,
+    "slice": lambda x: x[..., 1:3, 2:9],
+    "flip": F.hflip,
+    "resize": lambda x: F.resize(x, [20, 30], antialias=True),
+    "resized crop": lambda x: F.resized_crop(x, 3, 5, 40, 31, [17, 29], antialias=True),
+    "bicubic": lambda x: F.resize(x, [20, 30], v1.InterpolationMode.BICUBIC, antialias=True),
+    "v2 resized crop": lambda x: v2.functional.resized_crop(x, 3, 5, 40, 31, [17, 29]),
+    "v2 bicubic": lambda x: v2.functional.resize(x, [20, 30], v1.InterpolationMode.BICUBIC),
+    "cropped": lambda x: F.crop(x, 3, 5, 40, 31),
+}
+
+
+class Decoded(Dataset[Any]):
+    """Tensors that torchvision.io decodes."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        image = read_image(path(index))
+        return {name: call(image) for name, call in DECODED.items()}
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
+def test_values_and_strides_of_decoded_tensors():
+    """Cropped and resized ones may have other strides: under stock a crop is a view."""
+    theirs, ours = pair(Decoded(), collate_fn=list)
+    for mine, other in zip(*list(ours), *list(theirs), strict=True):
+        for name in DECODED:
+            strides = name not in ("cropped", "v2 bicubic")
+            assert_same(mine[name], other[name], name, strides=strides)
 
 
 def test_images_that_are_not_made_tensors():

@@ -4,10 +4,8 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from torchvision import transforms
 
 from dataloaders import DataLoader, tune
@@ -97,25 +95,6 @@ def test_ranks_share_the_cores(tmp_path, monkeypatch):
     numbers = numbers_of(Dali(), loader_of(tmp_path))
     assert numbers == (1, 3, "rule")
     assert candidates(numbers)["threads"] == (1, 2)
-
-
-def test_workers_are_tuned_too(tmp_path):
-    class Own(torch.utils.data.Dataset[Any]):
-        def __init__(self):
-            self.folder = image_folder(tmp_path)
-            self.transform = chain()
-
-        def __len__(self):
-            return len(self.folder)
-
-        def __getitem__(self, index):
-            image, target = self.folder[index]
-            return self.transform(image), target
-
-    loader = DataLoader(Own(), 2, backend="dali")
-    tuning = tune(loader, budget_s=1.0, max_workers=0)
-    assert tuning.trials[0].why == "one process: what a batch costs"
-    assert len(list(tuning.apply(loader))) == len(loader)
 
 
 SCRIPT = """

@@ -2,6 +2,7 @@
 
 import random
 from collections import namedtuple
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,14 +14,15 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     StackDataset,
-    Subset,
     TensorDataset,
     default_collate,
 )
 from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 
+from backends.h5 import H5
 from backends.prefetch import Prefetch
+from backends.stock import Stock
 from dataloaders import DataLoader
 from dataloaders.errors import BackendUnavailable
 from dataloaders.replaying.ways import Arithmetic, Lookup, Table, every_byte, way_for
@@ -149,8 +151,6 @@ def of_modes(own, index):
 def test_every_sort_of_dataset():
     held = {
         "fake": lambda: FakeData(SIZE, (3, 12, 12), transform=normalized()),
-        "subset": lambda: Subset(Pictures(normalized()), [3, 1, 8, 5, 5, 0, 2, 4, 7]),
-        "concat": lambda: ConcatDataset([Pictures(normalized(), size=n) for n in (4, 5)]),
         "named": lambda: Pictures(normalized(), lambda *own: Named(*plain(*own))),
         "generator": lambda: Pictures(normalized(), own_generator, rng=random.Random(4)),
         "function": lambda: Pictures(chain(*FLOATS, lambda image: image)),
@@ -170,6 +170,39 @@ def test_every_code():
 def test_workers_that_are_not_forked(context):
     options = {"num_workers": 1, "multiprocessing_context": context}
     check(lambda: FakeData(9, (3, 12, 12), transform=normalized()), **options)
+
+
+class Watching(Prefetch):
+    """Notes the dtype of the first image of each batch that is sent."""
+
+    seen: ClassVar[list[torch.dtype]] = []
+
+    def transfer(self, device):
+        transfer = super().transfer(device)
+        send = transfer.send
+        transfer.send = lambda batch: (self.seen.append(batch[0][0].dtype), send(batch))[1]
+        return transfer
+
+
+def test_workers_send_bytes_of_samples_and_of_a_cache(tmp_path):
+    data = Pictures(chain(v1.Resize(20), v1.RandomCrop(16), *FLOATS))
+    options = {"batch_size": 4, "num_workers": 1, "seed": 3, "persistent_workers": True}
+    for inner in (Stock(), H5(tmp_path / "small.h5")):
+        Watching.seen.clear()
+        loader = ours_of(data, backend=Watching(inner=inner, tail=True), **options)
+        theirs = DataLoader(data, **options)
+        assert_same([list(loader), list(loader)], [list(theirs), list(theirs)])
+        assert set(Watching.seen) == {torch.uint8}
+    plan = ours_of(data, backend=Prefetch(device="cpu")).explain()
+    assert plan.stages[-1].name == "transfer", "nothing moves to the CPU unless asked"
+
+
+def test_a_transform_that_changes_between_epochs_is_followed():
+    data = Pictures(chain(*FLOATS))
+    ours, theirs = ours_of(data), torch.utils.data.DataLoader(data, 4)
+    for mean in (MEAN, (0.5,) * 3):
+        data.transform.transforms[-1] = v1.Normalize(mean, STD)
+        assert_same(list(ours), list(theirs))
 
 
 class Batch:
@@ -377,7 +410,7 @@ def test_dtypes_and_memory_formats(dtype, memory_format, device):
     tails = {name: TAILS[name] for name in ("v1", "v1, PILToTensor", "v2")}
     dataset = Pictures(tails, each_tail)
     backend = Prefetch(tail=True, dtype=dtype, memory_format=memory_format, device=device)
-    loader = ours_of(dataset, backend=backend)
+    loader = ours_of(dataset, backend=backend, num_workers=int(device == "cuda"))
     assert ("rounded to" in str(loader.explain())) == (dtype is not None)
     for batch, wanted in zip(loader, torch.utils.data.DataLoader(dataset, 4), strict=True):
         for name, image in batch.items():

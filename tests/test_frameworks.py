@@ -14,7 +14,6 @@ from helpers.compare import assert_same, seed_everything
 from helpers.datasets import MapDataset, pair_sample
 
 TorchLoader = torch.utils.data.DataLoader
-BOTH = (DataLoader, TorchLoader)
 DATASET = TensorDataset(torch.arange(12.0).reshape(12, 1), torch.arange(12.0))
 
 
@@ -29,10 +28,10 @@ def loss_of(model, inputs, targets):
     return torch.nn.functional.mse_loss(model(inputs)[:, 0], targets)
 
 
-# Lightning
+# The batches that training under a framework sees
 
 
-def test_a_trainer_fits_on_the_batches_that_torchs_loader_gives(tmp_path):
+def by_lightning(kind, tmp_path):
     lightning = pytest.importorskip("lightning")
 
     class Model(lightning.LightningModule):
@@ -51,18 +50,44 @@ def test_a_trainer_fits_on_the_batches_that_torchs_loader_gives(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1e-4)
 
-    seen = []
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    for kind in BOTH:
+    place = {"accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path}
+    model = Model()
+    trainer = lightning.Trainer(max_epochs=2, enable_model_summary=False, **place, **quiet)
+    trainer.fit(model, kind(DATASET, batch_size=5, shuffle=True), kind(DATASET, batch_size=6))
+    return model.seen
+
+
+def by_fabric(kind, tmp_path):
+    fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+    loader = fabric.setup_dataloaders(kind(DATASET, batch_size=5, shuffle=True))
+    return [*loader, *loader]
+
+
+def by_accelerate(kind, tmp_path):
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+    model, seen = torch.nn.Linear(1, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    loader = kind(DATASET, batch_size=5, shuffle=True, num_workers=1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for inputs, targets in [batch for _ in range(2) for batch in loader]:
+        accelerator.backward(loss_of(model, inputs, targets))
+        optimizer.step()
+        seen.append(targets.clone())
+    return seen
+
+
+@pytest.mark.parametrize("train", [by_lightning, by_fabric, by_accelerate])
+def test_training_sees_the_batches_that_torchs_loader_gives(train, tmp_path):
+    seen = []
+    for kind in (DataLoader, TorchLoader):
         seed_everything()
-        model = Model()
-        place = {"accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path}
-        trainer = lightning.Trainer(max_epochs=2, enable_model_summary=False, **place, **quiet)
-        train = kind(DATASET, batch_size=4, shuffle=True)
-        trainer.fit(model, train, kind(DATASET, batch_size=6))
-        seen.append(model.seen)
-        assert len(model.seen) == 6
-    assert_same(seen[0], seen[1])
+        seen.append(train(kind, tmp_path))
+    assert len(seen[0]) == 6
+    assert_same(*seen)
+
+
+# What they do with loaders
 
 
 def test_a_rebuilt_loader_keeps_what_it_was_given():
@@ -109,37 +134,6 @@ def test_a_block_shuffle_is_left_as_it_is():
     asks = connector._DataConnector(Trainer())._requires_distributed_sampler
     assert not asks(DataLoader(DATASET, sampler=BlockShuffle(DATASET, block=2)))
     assert asks(DataLoader(DATASET, sampler=RandomSampler(DATASET)))
-
-
-def test_fabric_sets_up_a_loader():
-    fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
-    epochs = []
-    for kind in BOTH:
-        loader = fabric.setup_dataloaders(kind(DATASET, batch_size=5, shuffle=True))
-        seed_everything()
-        epochs.append([list(loader), list(loader)])
-    assert_same(*epochs)
-
-
-# Accelerate
-
-
-def test_training_under_accelerate_sees_the_batches_that_torchs_loader_gives():
-    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
-    seen = []
-    for kind in BOTH:
-        seed_everything()
-        model = torch.nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-        loader = kind(DATASET, batch_size=5, shuffle=True, num_workers=1)
-        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-        seen.append([])
-        for inputs, targets in [batch for _ in range(2) for batch in loader]:
-            accelerator.backward(loss_of(model, inputs, targets))
-            optimizer.step()
-            seen[-1].append(targets.clone())
-    assert len(seen[0]) == 6
-    assert_same(seen[0], seen[1])
 
 
 def test_wrap_takes_a_loader_that_accelerate_prepared():

@@ -8,9 +8,14 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 import time
+import zipfile
 from contextlib import suppress
+from functools import partial
 
+import h5py
+import lmdb
 import numpy as np
 import pytest
 import torch
@@ -26,7 +31,6 @@ from backends.synthetic import Synthetic
 from dataloaders import DataLoader, observing, wrap
 from dataloaders.cache import estimate, precompute
 from dataloaders.errors import BackendUnavailable, CacheError
-from helpers.lazy_files import PLACES, STORES, LazyImages, forget, opened_here, wrong_samples
 
 BACKENDS = {
     "stock": lambda: "stock",
@@ -43,15 +47,127 @@ WORKERS = {
 }
 
 
+# Files that a dataset opens when it is first read, as is usual with HDF5, LMDB and zip
+
+COUNT, SIDE = 120, 8
+BYTES = SIDE * SIDE * 3
+
+OPENED = []
+GLOBAL = {}
+LOCAL = threading.local()
+
+
+def opened_here():
+    """Whether a dataset has opened its file in this process."""
+    return any(process == os.getpid() for process, _ in OPENED)
+
+
+def forget():
+    """Close what was opened here, and drop what modules and threads hold: for the next test."""
+    for process, handle in OPENED:
+        if process == os.getpid():
+            handle.close()
+    OPENED.clear()
+    GLOBAL.clear()
+    LOCAL.__dict__.clear()
+
+
+def write_plain(path):
+    path.write_bytes(b"".join(bytes([index]) * BYTES for index in range(COUNT)))
+
+
+def read_plain(handle, index):
+    handle.seek(index * BYTES)
+    return handle.read(BYTES)
+
+
+def write_zip(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        for index in range(COUNT):
+            archive.writestr(str(index), bytes([index]) * BYTES)
+
+
+def write_hdf5(path):
+    rows = np.arange(COUNT, dtype=np.uint8)[:, None].repeat(BYTES, 1)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("rows", data=rows, chunks=(4, BYTES), compression="gzip")
+
+
+def write_lmdb(path):
+    with lmdb.open(str(path)) as env, env.begin(write=True) as transaction:
+        for index in range(COUNT):
+            transaction.put(str(index).encode(), bytes([index]) * BYTES)
+
+
+def read_lmdb(handle, index):
+    with handle.begin() as transaction:
+        return transaction.get(str(index).encode())
+
+
+def open_lmdb(path):
+    return lmdb.open(str(path), readonly=True, lock=False)
+
+
+SEVERAL = 5 * BYTES  # several samples are in the buffer, most of them are not
+STORES = {  # what writes the file, what opens it, and what reads a sample's bytes
+    "unbuffered": (write_plain, partial(open, mode="rb", buffering=0), read_plain),
+    "buffered": (write_plain, partial(open, mode="rb", buffering=SEVERAL), read_plain),
+    "zip": (write_zip, zipfile.ZipFile, lambda handle, index: handle.read(str(index))),
+    "hdf5": (write_hdf5, h5py.File, lambda handle, index: handle["rows"][index].tobytes()),
+    "lmdb": (write_lmdb, open_lmdb, read_lmdb),
+}
+
+
+class Below:
+    """What a dataset has in an attribute, with the handle in one of its own."""
+
+    handle = None
+
+
+PLACES = {  # where the handle is kept
+    "self": vars,
+    "below": lambda dataset: vars(dataset.below),
+    "global": lambda dataset: GLOBAL,
+    "thread": lambda dataset: LOCAL.__dict__,
+}
+
+
+class LazyImages(Dataset):
+    """(image, index), by a chain that every backend can serve; every byte of image i is i."""
+
+    def __init__(self, store, place, folder):
+        self.store, self.path, self.place, self.below = store, folder / store, place, Below()
+        STORES[store][0](self.path)
+        self.transform = Compose([ToTensor(), Normalize((0.0,) * 3, (1.0,) * 3)])
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        holder = PLACES[self.place](self)
+        _, opened, read = STORES[self.store]
+        if holder.get("handle") is None:
+            holder["handle"] = opened(self.path)
+            OPENED.append((os.getpid(), holder["handle"]))
+        row = np.frombuffer(read(holder["handle"], index), np.uint8)
+        return self.transform(Image.fromarray(row.reshape(SIDE, SIDE, 3))), index
+
+
+def wrong_samples(batches):
+    """The samples of an epoch that are not their own; an epoch that is not whole fails."""
+    images, indices = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert sorted(indices.tolist()) == list(range(COUNT))
+    wanted = indices[:, None].expand(-1, BYTES)
+    same = (images.flatten(1) * 255).round().long() == wanted
+    return indices[~same.all(1)].tolist()
+
+
 @pytest.fixture(autouse=True)
 def nothing_open(tmp_path, monkeypatch):
     monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
     forget()
     yield
     forget()
-
-
-# Files that a dataset opens when it is first read
 
 
 class LazyAttributes(LazyImages):

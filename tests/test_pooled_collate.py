@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset, default_collate, default_convert
 from torch.utils.data._utils import collate as torch_collate
+from torchvision import tv_tensors
 
 from backends.stock import collate as ours
 from dataloaders import DataLoader
@@ -50,6 +51,7 @@ SAMPLES = {
     "namedtuple": lambda i: Pair(large(i), i),
     "user list": lambda i: UserList([large(i), i]),
     "array": lambda i: np.full((64, BYTES // 64), i, np.float32),
+    "torchvision's": lambda i: tv_tensors.Image(large(i).movedim(0, 2).contiguous().movedim(2, 0)),
     "array in a tuple": lambda i: (np.full((64, BYTES // 64), i, np.int16), np.float32(i)),
 }
 
@@ -63,6 +65,9 @@ def test_the_nesting_is_torchs_and_the_memory_the_pools():
         assert pool.lent_bytes >= 5 * BYTES, name
         del batch
         assert pool.lent_bytes == 0, name
+    with tv_tensors.set_return_type("TVTensor"):
+        images = [SAMPLES["torchvision's"](i) for i in range(3)]
+        assert type(pooling()[0](images)) is type(default_collate(images))
 
 
 LAYOUTS = ["plain", "last", "last, thinned", "transposed", "expanded", "sliced", "conj"]
@@ -150,17 +155,6 @@ def test_whatever_is_unusual_is_torchs(grad):
         if isinstance(theirs, torch.Tensor):
             assert type(batch.grad_fn) is type(theirs.grad_fn), name
             assert batch.is_neg() is theirs.is_neg()
-
-
-def test_torchvisions_images_are_pooled():
-    tv_tensors = pytest.importorskip("torchvision.tv_tensors")
-    collate, pool = pooling()
-    images = [tv_tensors.Image(large(i).movedim(0, 2).contiguous().movedim(2, 0)) for i in range(3)]
-    batch = collate(images)
-    assert_same(batch, default_collate(images))
-    assert pool.lent_bytes == 3 * BYTES
-    with tv_tensors.set_return_type("TVTensor"):
-        assert type(collate(images)) is type(default_collate(images))
 
 
 def test_the_users_own_table_is_respected(monkeypatch):

@@ -27,7 +27,7 @@ from dataloaders.backend import Ahead, Cancelled
 from dataloaders.errors import BackendWarning, OptionError
 from helpers.compare import assert_same
 from helpers.contract import Unloadable, fails_at_five, hangs
-from helpers.datasets import SIZE, MapDataset, SizedStream, integer_sample, tensor_sample
+from helpers.datasets import SIZE, MapDataset, integer_sample, tensor_sample
 from helpers.processes import Held, children, wait_until_gone
 from helpers.waits import becomes_true
 
@@ -104,11 +104,6 @@ class NumbersAhead(Ahead):
 
 def numbers_loader(numbers=None, **options):
     return DataLoader([0], backend=Prefetch(numbers or Numbers(), **options))
-
-
-def on_both(make):
-    """What ``make`` returns for prefetch, and for torch's loader."""
-    return [make(DataLoader, backend="prefetch"), make(TorchLoader)]
 
 
 def outcome(batches):
@@ -198,38 +193,6 @@ def test_user_code_in_this_process_runs_on_the_loops_thread(workers):
     assert set(seen) == {threading.current_thread().name}
 
 
-def test_torchs_names_on_an_iterator_are_there():
-    batches = iter(DataLoader(MapDataset(tensor_sample), **KEPT))
-    workers = [worker.pid for worker in batches._workers]
-    assert set(workers) <= children()
-    assert len(batches) == len(list(batches)) == SIZE
-    assert "#_MultiProcessingDataLoaderIter.__next__" in batches._profile_name
-    with pytest.raises(AttributeError, match="nothing_of_torchs"):
-        _ = batches.nothing_of_torchs
-
-
-def test_more_batches_than_an_iterable_said_warn_when_they_are_handed_over():
-    class Short(SizedStream):
-        def __len__(self):
-            return 2
-
-    def warned(kind, **ours):
-        loader = kind(Short(), num_workers=1, **ours)
-        assert len(loader) == 2
-        batches = iter(loader)
-        for _ in range(2):  # warnings are errors here
-            next(batches)
-        if ours:  # until the thread has taken what is one too many
-            assert becomes_true(lambda: batches.counts()[0] >= 2)
-        with pytest.warns(UserWarning, match="was reported to be 2") as caught:
-            assert next(batches).tolist() == [2]
-        return [re.sub("0x[0-9a-f]+", "", str(warning.message)) for warning in caught]
-
-    ours, theirs = on_both(warned)
-    assert ours == theirs
-    assert len(ours) == 1
-
-
 @pytest.mark.usefixtures("workers_end_fast")
 def test_of_two_errors_at_one_batch_the_samplers_comes_first_as_under_torch():
     class Ending(torch.utils.data.Sampler):
@@ -241,7 +204,7 @@ def test_of_two_errors_at_one_batch_the_samplers_comes_first_as_under_torch():
         batches = iter(kind(MapDataset(fails_at_five), sampler=Ending(), num_workers=1, **ours))
         return [outcome(batches) for _ in range(4)]
 
-    ours, theirs = on_both(outcomes)
+    ours, theirs = outcomes(DataLoader, backend="prefetch"), outcomes(TorchLoader)
     assert ours == theirs == ["[1]", "LookupError: the sampler", "[3]", "StopIteration"]
 
 

@@ -51,26 +51,6 @@ def test_different_tuples_have_different_bits_as_ints_and_in_arrays(one, other):
     assert len({philox.words_of(*each) for each in (one, *changed)}) == 1 + len(changes)
 
 
-@pytest.mark.parametrize("place", range(5))
-def test_words_along_each_argument(place):
-    """Mean, variance, bins, bits and neighbours of 2**14 values, each within 5 standard errors."""
-    count = 2**14
-    arguments = [[7, 0, 0, 0, 0] for _ in range(count)]
-    for number, each in enumerate(arguments):
-        each[place] = number
-    found = np.array([philox.words_of(*each) for each in arguments])
-    values = found[:, place % 4] / 2**32
-    assert abs(values.mean() - 0.5) < 5 * (1 / 12 / count) ** 0.5
-    assert abs(values.var() - 1 / 12) < 5 * (1 / 180 / count) ** 0.5
-    bins = np.histogram(values, bins=64, range=(0, 1))[0]
-    chi_square = ((bins - count / 64) ** 2 / (count / 64)).sum()
-    assert abs(chi_square - 63) < 5 * (2 * 63) ** 0.5
-    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 5 / count**0.5
-    assert np.abs(np.corrcoef(found.T) - np.eye(4)).max() < 5 / count**0.5
-    share = [((found >> bit) & 1).mean(0) for bit in range(32)]
-    assert np.abs(np.array(share) - 0.5).max() < 5 * 0.5 / count**0.5
-
-
 def test_words_of_no_index_and_of_any_type():
     assert philox.words(0, 0, []).shape == (0, 4)
     expected = philox.words(1, 2, [200], 3, 4).tolist()

@@ -63,8 +63,9 @@ def test_a_third_party_registers_through_its_entry_point_and_its_mistakes_name_i
     [
         ("raise ImportError('no DALI here')", "which cannot be imported (no DALI here)"),
         ("__version__ = '0.9.3'", "needs NVIDIA DALI 2.0 or newer, and 0.9.3 is installed"),
+        ("__version__ = 'unknown'", "2.0 or newer, and unknown is"),
     ],
-    ids=["missing", "too old"],
+    ids=["missing", "too old", "odd"],
 )
 def test_a_missing_or_old_dali_is_answered_with_the_line_that_installs_it(stand_in, says, tmp_path):
     (tmp_path / "nvidia" / "dali").mkdir(parents=True)
@@ -88,6 +89,7 @@ def test_a_missing_or_old_dali_is_answered_with_the_line_that_installs_it(stand_
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     for line, package in zip(lines, ("cuda130", "cuda120", "cuda130"), strict=True):
+        assert line.startswith("backend='dali' needs NVIDIA DALI")
         assert says in line
         assert line.endswith(f"install it with: pip install --upgrade nvidia-dali-{package}")
 

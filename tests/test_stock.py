@@ -162,16 +162,6 @@ def test_plans():
             assert part in str(plan)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("workers", [0, 1])
-def test_gathered_batches_are_pinned(workers):
-    loader = DataLoader(in_memory(), batch_size=5, pin_memory=True, num_workers=workers)
-    assert loader.explain().delivers == "cpu (pinned)"
-    batches = list(loader)
-    assert all(column.is_pinned() for batch in batches for column in batch)
-    assert torch.cat([batch[0] for batch in batches]).tolist() == list(range(20))
-
-
 def test_more_workers_than_cores_are_warned_of_once_under_prefetch():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -9,26 +9,29 @@ import pytest
 from helpers import warm
 from helpers.processes import wait_until_gone
 
-CODES = [
-    "import sys; print(__name__, sys.argv, sys.path[:2], vars().get('__file__'))",
-    "import sys; sys.exit('told')",
-    "import os; os._exit(7)",
+CODE = """
+import os, sys, threading, warnings
+print(__name__, sys.argv, sys.path[:2], vars().get("__file__"))
+print(os.getcwd(), os.environ["HELLO"], "HOME" in os.environ)
+"""
+ENDS = [
+    "sys.exit('told')",
+    "os._exit(7)",
     "raise KeyboardInterrupt",
     "import atexit; atexit.register(print, 'last'); raise KeyError(1)",
-    "import threading; e = threading.Event()\n"
-    "threading.Thread(target=lambda: print(e.wait(9))).start(); e.set()",
-    "import warnings; warnings.warn('hm')",
-    "import os; print(os.getcwd(), os.environ['HELLO'], 'HOME' in os.environ)",
+    "e = threading.Event()\nthreading.Thread(target=lambda: print(e.wait(9))).start(); e.set()",
+    "warnings.warn('hm')",
 ]
+KINDS = {"script": ["program.py"], "-c": ["-c"], "-m": ["-m", "program"]}
 
 
-@pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("kind", ["script", "-c", "-m"])
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.thinned(5)
-def test_it_is_what_python_does(kind, code, tmp_path):
-    (tmp_path / "program.py").write_text(code)
-    what = {"script": ["program.py"], "-c": ["-c", code], "-m": ["-m", "program"]}[kind]
-    words = ["-W", "error", *what, "--word", "2"]
+def test_it_is_what_python_does(kind, end, tmp_path):
+    (tmp_path / "program.py").write_text(CODE + end)
+    code = [CODE + end] if kind == "-c" else []
+    words = ["-W", "error", *KINDS[kind], *code, "--word", "2"]
     env = {name: value for name, value in os.environ.items() if name != "HOME"} | {"HELLO": "you"}
     options = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     theirs = subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, **options)

@@ -6,7 +6,7 @@ import dataclasses
 import random
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,45 +129,36 @@ def _difference(ours: Any, theirs: Any, where: str, looks: _Looks) -> str | None
     """Return where and how two values differ; None if they are the same."""
     if _is_image(ours) and _is_image(theirs):  # a file's image has a class of its own
         alike = _image_bits(ours) == _image_bits(theirs)
-        return None if alike else f"{where}: {ours} is not {theirs}"
-    if type(ours) is not type(theirs):
+    elif type(ours) is not type(theirs):
         return f"{where}: a {type(ours).__name__} is no {type(theirs).__name__}: {ours}, {theirs}"
-    if isinstance(ours, torch.Tensor):
+    elif isinstance(ours, torch.Tensor):
         return _difference_of_tensors(ours, theirs, where, looks)
-    if isinstance(ours, (np.ndarray, np.generic)):
-        one, other = np.asarray(ours), np.asarray(theirs)
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
-            return f"{where}: {one.dtype} {one.shape} is not {other.dtype} {other.shape}"
-        alike = one.tobytes() == other.tobytes() and one.dtype.kind != "O"
-        alike = alike or np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
-        return None if alike else f"{where}: {ours} is not {theirs}"
-    if isinstance(ours, Mapping):
-        if list(ours) != list(theirs):
-            return f"{where}: keys {list(ours)} are not {list(theirs)}"
-        return _first(_difference(ours[k], theirs[k], f"{where}[{k!r}]", looks) for k in ours)
-    if isinstance(ours, Sequence) and not isinstance(ours, (str, bytes)):
-        if len(ours) != len(theirs):
-            return f"{where}: {len(ours)} items are not {len(theirs)}"
-        pairs = enumerate(zip(ours, theirs, strict=True))
-        return _first(_difference(a, b, f"{where}[{i}]", looks) for i, (a, b) in pairs)
-    if isinstance(ours, (float, complex)):
-        return None if repr(ours) == repr(theirs) else f"{where}: {ours} is not {theirs}"
-    if dataclasses.is_dataclass(ours) and not isinstance(ours, type):
-        names = [field.name for field in dataclasses.fields(ours)]
-    elif hasattr(ours, "__dict__") and not callable(ours):
-        names = list(vars(ours))
-        if names != list(vars(theirs)):
-            return f"{where}: attributes {names} are not {list(vars(theirs))}"
+    elif isinstance(ours, (np.ndarray, np.generic)):
+        alike = (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        if alike and (ours.tobytes() != theirs.tobytes() or ours.dtype.kind == "O"):
+            alike = np.array_equal(ours, theirs, equal_nan=ours.dtype.kind in "fc")
+    elif (parts := _parts(ours)) is not None:
+        others = _parts(theirs) or {}
+        if list(parts) != list(others):
+            return f"{where}: {list(parts)} are not {list(others)}"
+        found = (_difference(parts[at], others[at], where + at, looks) for at in parts)
+        return next((each for each in found if each is not None), None)
     else:
-        return None if ours == theirs else f"{where}: {ours!r} is not {theirs!r}"
-    return _first(
-        _difference(getattr(ours, name), getattr(theirs, name), f"{where}.{name}", looks)
-        for name in names
-    )
+        alike = repr(ours) == repr(theirs) if isinstance(ours, (float, complex)) else ours == theirs
+    return None if alike else f"{where}: {ours!r} is not {theirs!r}"
 
 
-def _first(differences: Iterable[str | None]) -> str | None:
-    return next((each for each in differences if each is not None), None)
+def _parts(value: Any) -> dict[str, Any] | None:
+    """Return what a container holds, by how code would get at it; None if it is none."""
+    if isinstance(value, Mapping):
+        return {f"[{key!r}]": inner for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return {f"[{number}]": inner for number, inner in enumerate(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f".{each.name}": getattr(value, each.name) for each in dataclasses.fields(value)}
+    if hasattr(value, "__dict__") and not callable(value):
+        return {f".{name}": inner for name, inner in vars(value).items()}
+    return None
 
 
 def _difference_of_tensors(

@@ -44,10 +44,29 @@ class Record:
     name: str
 
 
-class MapDataset(Dataset[Any]):
-    """``sample(index)`` for each index; a module-level function, so that it pickles."""
+SAMPLES: dict[str, Callable[[int], Any]] = {
+    "array": lambda index: np.full((2, 2), index, dtype=np.int16),
+    "dict": lambda index: {
+        "image": torch.full((3, 2), index, dtype=torch.uint8),
+        "label": index,
+        "name": f"n{index}",
+    },
+    "nested": lambda index: {
+        "views": [torch.full((2,), index, dtype=torch.float64), np.float32(index)],
+        "meta": {"path": (f"a/{index}.jpg", index), "flag": index % 2 == 0},
+    },
+    "point": lambda index: Point(torch.tensor([index, -index]), index),
+    "record": lambda index: Record(torch.full((2,), index), f"name {index}"),
+    "string": lambda index: (chr(ord("a") + index), index),
+    "ragged": lambda index: torch.arange(index + 1),
+    "drawing": lambda index: torch.rand(2) + index,
+}
 
-    def __init__(self, sample: Callable[[int], Any], size: int = SIZE) -> None:
+
+class MapDataset(Dataset[Any]):
+    """``sample(index)`` for each index: of a function of a module, or of one of `SAMPLES`."""
+
+    def __init__(self, sample: Callable[[int], Any] | str, size: int = SIZE) -> None:
         self.sample = sample
         self.size = size
 
@@ -57,7 +76,8 @@ class MapDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < self.size:
             raise IndexError(index)
-        return self.sample(index)
+        made = SAMPLES[self.sample] if isinstance(self.sample, str) else self.sample
+        return made(index)
 
 
 class CountingStream(IterableDataset[Any]):
@@ -112,45 +132,6 @@ def pair_sample(index: int) -> tuple[torch.Tensor, int]:
     return torch.arange(index, index + 3), index % 4
 
 
-def dict_sample(index: int) -> dict[str, Any]:
-    return {
-        "image": torch.full((3, 2), index, dtype=torch.uint8),
-        "label": index,
-        "name": f"n{index}",
-    }
-
-
-def nested_sample(index: int) -> dict[str, Any]:
-    return {
-        "views": [torch.full((2,), index, dtype=torch.float64), np.float32(index)],
-        "meta": {"path": (f"a/{index}.jpg", index), "flag": index % 2 == 0},
-    }
-
-
-def point_sample(index: int) -> Point:
-    return Point(torch.tensor([index, -index]), index)
-
-
-def record_sample(index: int) -> Record:
-    return Record(torch.full((2,), index), f"name {index}")
-
-
-def string_sample(index: int) -> tuple[str, int]:
-    return chr(ord("a") + index), index
-
-
-def array_sample(index: int) -> np.ndarray[Any, Any]:
-    return np.full((2, 2), index, dtype=np.int16)
-
-
-def ragged_sample(index: int) -> torch.Tensor:
-    return torch.arange(index + 1)
-
-
-def drawing_sample(index: int) -> torch.Tensor:
-    return torch.rand(2) + index
-
-
 def pad(samples: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     lengths = torch.tensor([len(sample) for sample in samples])
     return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True), lengths
@@ -201,7 +182,7 @@ def _batched(sampler: Any) -> dict[str, Any]:
     return {"dataset": _tensors(), "batch_sampler": sampler}
 
 
-def _map(sample: Callable[[int], Any], **options: Any) -> dict[str, Any]:
+def _map(sample: Callable[[int], Any] | str, **options: Any) -> dict[str, Any]:
     return {"dataset": MapDataset(sample), "batch_size": 4, **options}
 
 
@@ -244,17 +225,17 @@ _MAKERS: dict[str, Callable[[], dict[str, Any]]] = {
     "batch sampler is a list": lambda: _batched([[1, 2], [5]]),
     "distributed sampler": lambda: _sampled(lambda data: DistributedSampler(data, 3, 1, seed=4)),
     "one tensor": lambda: _map(tensor_sample, shuffle=True),
-    "arrays": lambda: _map(array_sample),
+    "arrays": lambda: _map("array"),
     "pairs": lambda: _map(pair_sample, drop_last=True),
-    "dicts": lambda: _map(dict_sample, shuffle=True),
-    "nested": lambda: _map(nested_sample),
-    "namedtuples": lambda: _map(point_sample),
-    "strings": lambda: _map(string_sample),
-    "dataclasses": lambda: _map(record_sample, collate_fn=records),
-    "variable length": lambda: _map(ragged_sample, collate_fn=pad),
-    "list of samples": lambda: _map(ragged_sample, collate_fn=as_list, shuffle=True),
+    "dicts": lambda: _map("dict", shuffle=True),
+    "nested": lambda: _map("nested"),
+    "namedtuples": lambda: _map("point"),
+    "strings": lambda: _map("string"),
+    "dataclasses": lambda: _map("record", collate_fn=records),
+    "variable length": lambda: _map("ragged", collate_fn=pad),
+    "list of samples": lambda: _map("ragged", collate_fn=as_list, shuffle=True),
     "custom batch": lambda: _map(pair_sample, collate_fn=CustomBatch),
-    "draws of its own": lambda: _map(drawing_sample, shuffle=True),
+    "draws of its own": lambda: _map("drawing", shuffle=True),
     "a list": lambda: {"dataset": list(range(SIZE)), "batch_size": 3, "shuffle": True},
     "many indices at once": lambda: {"dataset": BatchedGetItems(integer_sample), "batch_size": 4},
     "concatenated": lambda: _columns(dataset=ConcatDataset([_tensors()] * 2), shuffle=True),

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
-from torchvision.datasets import CIFAR10, MNIST, ImageFolder
+from torchvision.datasets import MNIST, ImageFolder
 
 from .pictures import smooth as picture
 
-__all__ = ["SIZE", "Digits", "Files", "Opened", "Tiny", "folder", "picture", "write_folder"]
+__all__ = ["SIZE", "Digits", "Files", "Opened", "folder", "picture", "write_folder"]
 
 SIZE = 11
 """Images in each: prime, so that no batch size but 1 divides it."""
@@ -76,16 +75,6 @@ class Digits(MNIST):
         self.targets = torch.arange(SIZE) % 10
         self.transform = transform
         self.target_transform = target_transform
-
-
-class Tiny(CIFAR10):
-    """torchvision's CIFAR10, of noise that is in memory from the start."""
-
-    def __init__(self, transform: Transform = None) -> None:
-        self.data = np.random.default_rng(2).integers(0, 256, (SIZE, 32, 32, 3), np.uint8)
-        self.targets = [number % 10 for number in range(SIZE)]
-        self.transform = transform
-        self.target_transform = None
 
 
 class Opened(Dataset[Any]):

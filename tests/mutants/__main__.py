@@ -1,6 +1,6 @@
 """Break the package by small steps, or as broken.toml does, and see whether its tests notice.
 
-python tests/mutants [MODULE ...] [--sample N] [--since COMMIT] [--renew]
+python tests/mutants [MODULE ...] [--sample N] [--renew]
 python tests/mutants --broken [NAME ...]
 """
 

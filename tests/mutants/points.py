@@ -40,14 +40,12 @@ class Mutant:
 
     Attributes:
         function: qualified name of the function or class that holds it; "" outside of any.
-        lines: first and last line of ``function``; of the change where there is none.
         before, after: the changed line, as `ast.unparse` writes it.
         source: the whole changed module.
         ordinal: which of the function's equal changes of equal lines it is.
     """
 
     function: str
-    lines: range
     before: str
     after: str
     source: str
@@ -68,7 +66,7 @@ def mutants(source: str) -> list[Mutant]:
     tree = ast.parse(source)
     lines = ast.unparse(tree).splitlines()
     found, equal = [], Counter[tuple[str, str, str]]()
-    for parent, field, index, function, span in _places(tree, "", None):
+    for parent, field, index, function in _places(tree, ""):
         holder = parent if index is None else getattr(parent, field)
         node = getattr(parent, field) if index is None else holder[index]
         for other in _changes(parent, field, node):
@@ -76,8 +74,9 @@ def mutants(source: str) -> list[Mutant]:
             changed = ast.unparse(tree)
             _put(holder, field, index, node)
             pairs = zip(lines, changed.splitlines(), strict=False)
-            twin = (function, *next((a.strip(), b.strip()) for a, b in pairs if a != b))
-            found.append(Mutant(function, span, *twin[1:], changed, equal[twin]))
+            before, after = next((a.strip(), b.strip()) for a, b in pairs if a != b)
+            twin = function, before, after
+            found.append(Mutant(*twin, changed, equal[twin]))
             equal[twin] += 1
     return found
 
@@ -89,9 +88,7 @@ def _put(holder: object, field: str, index: int | None, node: ast.AST) -> None:
         holder[index] = node  # type: ignore[index]
 
 
-def _places(
-    node: ast.AST, function: str, span: range | None
-) -> Iterator[tuple[ast.AST, str, int | None, str, range]]:
+def _places(node: ast.AST, function: str) -> Iterator[tuple[ast.AST, str, int | None, str]]:
     """Yield where each part stands that may change: its parent, field and index, and in what."""
     for field, value in ast.iter_fields(node):
         for index, part in enumerate(value if isinstance(value, list) else [value]):
@@ -102,14 +99,11 @@ def _places(
                 or (isinstance(part, ast.keyword) and part.arg in _WITHOUT_EFFECT)
             ):
                 continue
-            first = getattr(part, "lineno", getattr(node, "lineno", 1))
-            lines = range(first, getattr(part, "end_lineno", first) + 1)
-            place = index if isinstance(value, list) else None
-            yield node, field, place, function, lines if span is None else span
+            yield node, field, index if isinstance(value, list) else None, function
+            inside = function
             if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                yield from _places(part, f"{function}.{part.name}".removeprefix("."), lines)
-            else:
-                yield from _places(part, function, span)
+                inside = f"{function}.{part.name}".removeprefix(".")
+            yield from _places(part, inside)
 
 
 def _changes(parent: ast.AST, field: str, node: ast.AST) -> Iterator[ast.AST]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -40,7 +38,6 @@ def main(tree: Tree, words: Sequence[str], survivors: Path = _FOLDER / "survivor
         "names", nargs="*", help="modules of modules.toml, or broken versions; all by default"
     )
     parser.add_argument("--sample", type=int, help="so many mutants of each module, at random")
-    parser.add_argument("--since", metavar="COMMIT", help="only functions changed since a commit")
     parser.add_argument("--renew", action="store_true", help="write what survives to the table")
     parser.add_argument("--broken", action="store_true", help="the versions of broken.toml instead")
     options = parser.parse_args(words)
@@ -57,11 +54,8 @@ def main(tree: Tree, words: Sequence[str], survivors: Path = _FOLDER / "survivor
         every = mutants((ROOT / f"{name}.py").read_text())
         equal = read("equivalent.toml").get(name, {})
         every = [each for each in every if each.key not in equal]
-        picked = every if options.since is None else _since(options.since, f"{name}.py", every)
-        if options.sample is not None and len(picked) > options.sample:
-            picked = random.Random(0).sample(picked, options.sample)
-        if not picked:
-            continue
+        count = min(len(every), options.sample or len(every))
+        picked = random.Random(0).sample(every, count)
         before = known.get(name, {})
         survived = _survivors(tree, name, table[name], picked, before)
         if options.renew and survived is not None:
@@ -126,19 +120,9 @@ def _survivors(
         if tree.outcome(tests, limit, f"{name}.py", each.source) == "passed":
             survived.append(each)
             new = "" if each.key in before else "NEW "
-            print(f"  {new}survivor {each.key}, line {each.lines[0]}, {each}", flush=True)
+            print(f"  {new}survivor {each.key}, {each}", flush=True)
     print(f"  {len(picked) - len(survived)} noticed", flush=True)
     return survived
-
-
-def _since(commit: str, file: str, every: list[Mutant]) -> list[Mutant]:
-    """The mutants of functions, and of lines outside of them, that changed since a commit."""
-    command = ["git", "diff", "--unified=0", commit, "--", file]
-    text = subprocess.check_output(command, cwd=ROOT, text=True)
-    changed: set[int] = set()
-    for first, count in re.findall(r"^@@ \S+ \+(\d+)(?:,(\d+))? @@", text, re.M):
-        changed.update(range(int(first), int(first) + max(1, int(count or 1))))
-    return [mutant for mutant in every if not changed.isdisjoint(mutant.lines)]
 
 
 def _is_noticed(tree: Tree, version: dict[str, Any]) -> bool:
