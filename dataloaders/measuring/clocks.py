@@ -116,7 +116,7 @@ class DeviceClock(HostTime):
         for device in self._devices:
             if device.type == "cuda":
                 with torch.cuda.device(device):
-                    torch.cuda._sleep(int(seconds * _CYCLES_PER_S))
+                    torch.cuda._sleep(int(seconds * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
 
 
 def clock_of(devices: Sequence[torch.device]) -> Clock:
