@@ -27,6 +27,7 @@ _COLOURS = {
     "fetch": "#d55e00",
     "transfer": "#56b4e9",
     "contention": "#cc79a7",
+    "launch": "#999999",
 }
 _WIDTH = 3.6  # inches; text keeps a legible size on a phone
 _SHOWN_STEPS = 8
