@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from dataloaders.errors import CacheError
 
 _POLL_S = 0.1
@@ -31,8 +33,6 @@ def locked(
         Busy: somebody has it, and ``waiting`` is None.
         CacheError: the file system has no locks.
     """
-    from filelock import FileLock, Timeout  # loads asyncio: not for those who only read
-
     path = lock_path(target, rank)
     lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
     started = time.monotonic()
