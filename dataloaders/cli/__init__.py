@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         status = _carry_out(parsed)
-        sys.stdout.flush()
+        print(end="", flush=True)  # there may be no stdout
         return status
     except DataLoadersError as error:
         print(f"dataloaders {parsed.command}: {error}", file=sys.stderr)
