@@ -119,4 +119,8 @@ def typed(found: Any, kind: Any, where: str, between: str = ": ") -> Any:
 
 
 _hints = functools.cache(get_type_hints)
-_generic = functools.cache(lambda kind: (get_origin(kind), get_args(kind)))
+
+
+@functools.cache
+def _generic(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
