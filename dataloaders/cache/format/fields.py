@@ -97,7 +97,7 @@ def typed(found: Any, kind: Any, where: str, between: str = ": ") -> Any:
         return number_in(found, where)
     if kind is str:
         return text_in(found, where)
-    origin, of = get_origin(kind), get_args(kind)
+    origin, of = _generic(kind)
     if origin is dict:
         require(type(found) is dict, f"{where} is no object")
         return found
@@ -119,3 +119,8 @@ def typed(found: Any, kind: Any, where: str, between: str = ": ") -> Any:
 
 
 _hints = functools.cache(get_type_hints)
+
+
+@functools.cache
+def _generic(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)

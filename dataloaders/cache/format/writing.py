@@ -70,12 +70,8 @@ def write_cache(
 
     ``columns`` have sizes and no places. ``blocks`` is called with the number of a column and the
     name of a dataset of it; ``sources`` with the number of one whose values are in ``shards``;
-    ``progress`` with the bytes of values that were written since it was last called.
-
-    Raises:
-        CacheError: HDF5 cannot write it.
-        OSError: the system cannot.
-        MissingDependency: h5py, or what compressing takes, is not installed.
+    ``progress`` with the bytes of values that were written since it was last called. Raises
+    CacheError if HDF5 cannot write it, OSError if the system cannot.
     """
     compress = None if shards else about.compress
     if compress is not None:

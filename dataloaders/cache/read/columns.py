@@ -181,8 +181,6 @@ class Pieces:
                  │               │               │
     file     compressed       compressed      as it is, where compressing saves nothing
              place, length    place, length   place, length         a table, one row a piece
-
-    What the table and the pieces say is checked each time it is used.
     """
 
     def __init__(self, entry: ColumnEntry, data: npt.NDArray[np.uint8]) -> None:

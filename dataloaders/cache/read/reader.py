@@ -151,6 +151,9 @@ class CachedDataset(Dataset[Any]):
         leaves: list[tuple[Any, ...]] = [()] * len(found)
         for part, positions, own in self._files.split(found):
             columns = [reader.leaves(own) for reader in self._files.readers(part)]
+            if columns and len(own) == len(found):  # all of one part, in order
+                leaves = list(zip(*columns, strict=True))
+                break
             for position, each in zip(positions, zip(*columns, strict=True), strict=False):
                 leaves[position] = each
         return [self._sample(list(each)) for each in leaves]
