@@ -113,6 +113,10 @@ def test_many_columns(tmp_path):
         assert list(file["columns/column 999"]) == [999, 1000, 1001]
     with pytest.raises(CacheError, match="more than 10000 leaves, which is the most"):
         build(tmp_path / "b.h5", [tuple(range(10_001))])
+    for value, rule in ((float("nan"), "cannot be written as JSON"),
+                        ("b" * (8 << 20), "index of the cache takes")):  # fmt: skip
+        with pytest.raises(CacheError, match=rule):
+            build(tmp_path / "b.h5", [1], fingerprint={"a": value})
 
 
 def test_a_row_of_many_dimensions(tmp_path):

@@ -127,7 +127,7 @@ def test_a_file_that_is_cut_short_under_a_reader(tmp_path):
     cached = precompute([np.arange(4000)] * 30, path, num_workers=0)
     whole = path.read_bytes()
     os.truncate(path, len(whole) // 2)
-    for read in (cached.__getitem__, cached.leaves, lambda row: cached.__getitems__([0, row])):
+    for read in (cached.__getitem__, lambda row: cached.__getitems__([0, row])):
         with pytest.raises(CacheError, match=r"a\.h5 was cut short while it was open: it has"):
             read(29)
     path.write_bytes(whole)  # somebody copied over it

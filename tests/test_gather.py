@@ -332,11 +332,3 @@ def test_a_changed_collation_table_turns_the_gather_off(monkeypatch):
     assert "default_collate_fn_map" in str(loader.explain())
     assert next(batches)[1].tolist() == [7, 6, 5, 4]  # under way too
     assert next(iter(loader))[1].tolist() == [3, 2, 1, 0]
-
-
-def test_a_profiler_sees_torchs_name():
-    loader = DataLoader(dataset(), batch_size=10)
-    with torch.autograd.profiler.profile() as profile:
-        assert_same(list(loader), list(TorchLoader(dataset(), batch_size=10)))
-    names = [event.name for event in profile.function_events]
-    assert names.count("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__") == 10

@@ -13,7 +13,6 @@ import pytest
 
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.machine.page_cache import (
-    DiskWatch,
     evict,
     resident_pages,
     tells_truth,
@@ -108,22 +107,6 @@ def test_whose_pages_are_told(path):
     assert tells_truth(path), "it is one's own"
     other = Path("/proc/version")
     assert tells_truth(other) == (os.geteuid() == 0)
-
-
-def test_reads_from_disk_are_known_for_a_while(path):
-    watch = DiskWatch()
-    assert watch.reads(), "nothing is known yet"
-    assert becomes_true(lambda: not watch.reads())
-    data = mapped(path)
-    data[::PAGE].sum()  # from disk
-    assert [watch.reads() for _ in range(10)] == [True] * 10
-    assert becomes_true(lambda: not watch.reads())
-    data[::PAGE].sum()  # from memory
-    assert not watch.reads()
-    evict(path)
-    will_read(data)  # no fault, and yet a disk
-    assert becomes_true(lambda: bool(resident_pages(path).all()))
-    assert watch.reads()
 
 
 def test_a_file_that_is_empty_or_not_there(tmp_path):
