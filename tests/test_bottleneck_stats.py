@@ -263,6 +263,20 @@ class TestAllowances:
         assert (analysis.verdict, analysis.evidence) == ("step-bound", "waits")
         assert analysis.speedup_bound.high == pytest.approx(1.06, abs=0.005)
 
+    def test_batches_of_different_sizes_are_compared_at_the_usual_one(self):
+        """A step of 1 ms a byte: resident batches are smaller than the loader's by chance."""
+        rounds = []
+        for seed in range(6):
+            sizes = np.random.default_rng(seed).integers(50, 150, (2, 4))
+            own, real = ([Lap(1e-3 * n, 1, nbytes=int(n)) for n in those] for those in sizes)
+            rounds.append(
+                {
+                    "synthetic": Timed(sum(lap.seconds for lap in own), 4, tuple(own)),
+                    "real": Timed(sum(lap.seconds for lap in real), 4, tuple(real)),
+                }
+            )
+        assert bound_of(rounds, parallel=False).estimate == pytest.approx(1.0)
+
     @pytest.mark.parametrize(("spread", "settled"), [(0.005, True), (0.06, False)])
     def test_it_is_settled_once_the_interval_is_narrow(self, spread, settled):
         analysis = analyse(rounds_of(spread, synthetic=1.0, real=1.1))
