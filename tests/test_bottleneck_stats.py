@@ -214,6 +214,12 @@ def bound_of(rounds, **options):
     return analyse(rounds, **options).speedup_bound
 
 
+def marked(**arms):
+    """Rounds without noise, of four laps an arm."""
+    blocks = {arm: Timed(4 * lap.seconds, 4 * lap.steps, (lap,) * 4) for arm, lap in arms.items()}
+    return [dict(blocks) for _ in range(6)]
+
+
 class TestAllowances:
     """What is known to be off is put right, by numbers that can be computed by hand."""
 
@@ -249,6 +255,19 @@ class TestAllowances:
         assert got.low == pytest.approx(plain.low * low)
         assert got.high == pytest.approx(plain.high * high)
         assert got.estimate == plain.estimate
+
+    def test_waits_for_another_loader_are_input(self):
+        arms = {"synthetic": Lap(1.0, 1, elsewhere=0.2), "real": Lap(1.3, 1, 0.3, elsewhere=0.2)}
+        got = bound_of(marked(**arms), parallel=False)
+        assert got.estimate == pytest.approx(1.3 / 0.8, rel=0.02)
+
+    def test_on_a_device_such_a_wait_may_be_hidden(self):
+        arms = {"synthetic": Lap(1.0, 1), "real": Lap(1.3, 1)}
+        plain = bound_of(marked(**arms), behind=True)
+        arms = {arm: lap._replace(elsewhere=0.2) for arm, lap in arms.items()}
+        got = bound_of(marked(**arms), behind=True)
+        assert (got.low, got.estimate) == (plain.low, plain.estimate)
+        assert got.high == pytest.approx(plain.high / 0.8)
 
     def test_on_a_device_the_wait_and_what_workers_cost_are_the_most(self):
         """Blocks differ by 30 % of a step; the host waited for 1 %, workers cost 4 %."""
