@@ -256,6 +256,13 @@ class TestAllowances:
         assert got.high == pytest.approx(plain.high * high)
         assert got.estimate == plain.estimate
 
+    def test_starts_of_epochs_are_shared_by_their_batches(self):
+        """An epoch of 20 batches starts in 4 s where the loop waits 0.5 s for each batch anyway."""
+        rounds = rounds_of(0.0, synthetic=1.0, real=1.5)
+        with_starts = bound_of(rounds, epoch_starts=[3.0, 5.0], batches=20)
+        assert with_starts.estimate == pytest.approx(1.5 + (4 - 0.5) / 20, rel=0.01)
+        assert bound_of(rounds, epoch_starts=[0.4, 0.3], batches=20).estimate == 1.5
+
     def test_waits_for_another_loader_are_input(self):
         arms = {"synthetic": Lap(1.0, 1, elsewhere=0.2), "real": Lap(1.3, 1, 0.3, elsewhere=0.2)}
         got = bound_of(marked(**arms), parallel=False)
