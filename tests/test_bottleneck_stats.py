@@ -289,6 +289,14 @@ class TestAllowances:
         assert (analysis.verdict, analysis.evidence) == ("step-bound", "waits")
         assert analysis.speedup_bound.high == pytest.approx(1.06, abs=0.005)
 
+    def test_a_shape_seen_first_costs_no_arm_alone(self):
+        usual, first = Lap(1.0, 1), Lap(9.0, 1, fresh=True)
+        block = Timed(12.0, 4, (usual, first, usual, usual))
+        rounds = [{**one, "real": block} for one in marked(synthetic=usual, real=usual)]
+        analysis = analyse(rounds, behind=True)
+        assert (analysis.verdict, analysis.left_out) == ("step-bound", 6)
+        assert bound_of(rounds, behind=True).estimate == pytest.approx(1.0)
+
     def test_batches_of_different_sizes_are_compared_at_the_usual_one(self):
         """A step of 1 ms a byte: resident batches are smaller than the loader's by chance."""
         rounds = []
