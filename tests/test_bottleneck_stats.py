@@ -351,7 +351,10 @@ def test_few_rounds_widen_it_by_students_t(rounds, t):
     assert difference.high - 0.1 == pytest.approx(widened * 0.09)
 
 
-def test_one_round_says_nothing():
+def test_each_round_more_narrows_it_and_one_says_nothing():
+    widths = [interval(rounds).half_width for rounds in range(2, 60)]
+    assert widths == sorted(widths, reverse=True)
+    assert len(set(widths)) == len(widths)
     assert interval(1) == Interval(-math.inf, 1.0, math.inf)
 
 
