@@ -214,6 +214,12 @@ def bound_of(rounds, **options):
     return analyse(rounds, **options).speedup_bound
 
 
+def marked(**arms):
+    """Rounds without noise, of four laps an arm."""
+    blocks = {arm: Timed(4 * lap.seconds, 4 * lap.steps, (lap,) * 4) for arm, lap in arms.items()}
+    return [dict(blocks) for _ in range(6)]
+
+
 class TestAllowances:
     """What is known to be off is put right, by numbers that can be computed by hand."""
 
@@ -250,6 +256,26 @@ class TestAllowances:
         assert got.high == pytest.approx(plain.high * high)
         assert got.estimate == plain.estimate
 
+    def test_starts_of_epochs_are_shared_by_their_batches(self):
+        """An epoch of 20 batches starts in 4 s where the loop waits 0.5 s for each batch anyway."""
+        rounds = rounds_of(0.0, synthetic=1.0, real=1.5)
+        with_starts = bound_of(rounds, epoch_starts=[3.0, 5.0], batches=20)
+        assert with_starts.estimate == pytest.approx(1.5 + (4 - 0.5) / 20, rel=0.01)
+        assert bound_of(rounds, epoch_starts=[0.4, 0.3], batches=20).estimate == 1.5
+
+    def test_waits_for_another_loader_are_input(self):
+        arms = {"synthetic": Lap(1.0, 1, elsewhere=0.2), "real": Lap(1.3, 1, 0.3, elsewhere=0.2)}
+        got = bound_of(marked(**arms), parallel=False)
+        assert got.estimate == pytest.approx(1.3 / 0.8, rel=0.02)
+
+    def test_on_a_device_such_a_wait_may_be_hidden(self):
+        arms = {"synthetic": Lap(1.0, 1), "real": Lap(1.3, 1)}
+        plain = bound_of(marked(**arms), behind=True)
+        arms = {arm: lap._replace(elsewhere=0.2) for arm, lap in arms.items()}
+        got = bound_of(marked(**arms), behind=True)
+        assert (got.low, got.estimate) == (plain.low, plain.estimate)
+        assert got.high == pytest.approx(plain.high / 0.8)
+
     def test_on_a_device_the_wait_and_what_workers_cost_are_the_most(self):
         """Blocks differ by 30 % of a step; the host waited for 1 %, workers cost 4 %."""
         step = 0.1
@@ -262,6 +288,28 @@ class TestAllowances:
         analysis = analyse(rounds, behind=True)
         assert (analysis.verdict, analysis.evidence) == ("step-bound", "waits")
         assert analysis.speedup_bound.high == pytest.approx(1.06, abs=0.005)
+
+    def test_a_shape_seen_first_costs_no_arm_alone(self):
+        usual, first = Lap(1.0, 1), Lap(9.0, 1, fresh=True)
+        block = Timed(12.0, 4, (usual, first, usual, usual))
+        rounds = [{**one, "real": block} for one in marked(synthetic=usual, real=usual)]
+        analysis = analyse(rounds, behind=True)
+        assert (analysis.verdict, analysis.left_out) == ("step-bound", 6)
+        assert bound_of(rounds, behind=True).estimate == pytest.approx(1.0)
+
+    def test_batches_of_different_sizes_are_compared_at_the_usual_one(self):
+        """A step of 1 ms a byte: resident batches are smaller than the loader's by chance."""
+        rounds = []
+        for seed in range(6):
+            sizes = np.random.default_rng(seed).integers(50, 150, (2, 4))
+            own, real = ([Lap(1e-3 * n, 1, nbytes=int(n)) for n in those] for those in sizes)
+            rounds.append(
+                {
+                    "synthetic": Timed(sum(lap.seconds for lap in own), 4, tuple(own)),
+                    "real": Timed(sum(lap.seconds for lap in real), 4, tuple(real)),
+                }
+            )
+        assert bound_of(rounds, parallel=False).estimate == pytest.approx(1.0)
 
     @pytest.mark.parametrize(("spread", "settled"), [(0.005, True), (0.06, False)])
     def test_it_is_settled_once_the_interval_is_narrow(self, spread, settled):
@@ -303,7 +351,10 @@ def test_few_rounds_widen_it_by_students_t(rounds, t):
     assert difference.high - 0.1 == pytest.approx(widened * 0.09)
 
 
-def test_one_round_says_nothing():
+def test_each_round_more_narrows_it_and_one_says_nothing():
+    widths = [interval(rounds).half_width for rounds in range(2, 60)]
+    assert widths == sorted(widths, reverse=True)
+    assert len(set(widths)) == len(widths)
     assert interval(1) == Interval(-math.inf, 1.0, math.inf)
 
 

@@ -180,6 +180,7 @@ def test_the_memory_of_a_process(anonymous, shared, machine):
     gone.wait()
     assert resources.process_memory(gone.pid) is None
     assert resources.process_memory(os.getpid()).private > 0
+    assert 10 * MIB < resources.python_heap_bytes() < resources.total_memory()
 
 
 # Shared memory

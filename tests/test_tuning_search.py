@@ -206,17 +206,6 @@ class TestBackends:
         found = self.played(lambda threads, depth: 100.0 * threads, needed=450.0)
         assert found.choice.backend == Knobs(8, 2)
 
-    @given(st.lists(st.floats(1, 100), min_size=24, max_size=24))
-    def test_any_rates_end_with_one_that_suffices(self, rates):
-        many, depths = (1, 2, 3, 4, 6, 8), (2, 3, 4, 6)
-
-        def rate(threads, depth):
-            return rates[4 * many.index(threads) + depths.index(depth)]
-
-        found = self.played(rate)
-        best = max(rate(**one.numbers) for one in found.asked)
-        assert rate(**found.choice.numbers) >= 0.97 * best
-
     @pytest.mark.parametrize(
         ("rates", "chosen"),
         [((100, 102, 150), 2), ((100, 150, 152), 1), ((100, 102, 70), 0)],
