@@ -222,12 +222,14 @@ def test_a_rank_that_waits_says_for_whom(path, monkeypatch):
     assert (waits[0].shards_left, waits[0].samples_done, waits[0].samples) == (2, 20, SIZE)
 
 
-def in_another_process(dataset, path, **options):
-    """Return a child that builds, and exits with 3 if it fails."""
+def in_another_process(dataset, path, *, after=None, **options):
+    """Return a child that builds once ``after`` is there, and exits with 3 if it fails."""
     pid = os.fork()
     if pid:
         return pid
     try:
+        while after is not None and not after.exists():
+            time.sleep(0.01)
         precompute(dataset, path, num_workers=0, **options)
         os._exit(0)
     finally:
@@ -256,8 +258,16 @@ def test_the_error_of_a_rank_is_that_of_those_that_wait_for_it(tmp_path: Path) -
     failing.failing = frozenset([3])
     assert statuses(in_another_process(failing, path, shard=(0, 2))) == [3]
     # An earlier start's is not: that rank may come again.
+    time.sleep(0.02)  # the resolution of a process's start
     ranks = [in_another_process(Numbered(), path, shard=(rank, 2)) for rank in (1, 0)]
     assert statuses(*ranks) == [0, 0]
+    path.unlink()
+
+    # One that ended before this rank looked, though after its process began, is of this start.
+    rank_1 = in_another_process(Numbered(), path, shard=(1, 2), after=tmp_path / "rank 0 failed")
+    assert statuses(in_another_process(failing, path, shard=(0, 2))) == [3]
+    (tmp_path / "rank 0 failed").touch()
+    assert statuses(rank_1) == [3]
 
     path = tmp_path / "b.h5"  # whose ranks have left no error yet
 

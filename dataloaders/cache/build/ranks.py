@@ -4,19 +4,22 @@
            ──its error──> .train.h5.00000-of-00002.lock     <──looks── and raises it, too
 
 Ranks know of each other only by these files. A rank that is killed leaves no error: it may be slow,
-or be started again, so others wait for it, and warn. An error that stands there when this rank
-begins may be of an earlier start: that rank may be started again, too.
+or be started again, so others wait for it, and warn. An error that was noted before this process
+began is of an earlier start: that rank may be started again, too.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from socket import gethostname
 
 from dataloaders.cache.build.locks import Busy, lock_path, locked
 from dataloaders.cache.build.parts import BuildFolder, missing_in, range_of
@@ -40,7 +43,8 @@ class Ranks:
         self._report = source.options.progress
         self._told = -math.inf
         self.name = "" if shard is None else self._name(rank)
-        self._before = {self._note_of(each) for each in range(of) if shard is not None}
+        notes = {self._note_of(each) for each in range(of) if shard is not None}
+        self._before = {note for note in notes if not _is_of_this_start(note)}
 
     def _name(self, rank: int) -> str:
         return f"{rank:05d}-of-{len(self._ranges):05d}"
@@ -48,7 +52,9 @@ class Ranks:
     def note_error(self, error: BaseException) -> None:
         """Have the others know why this rank ends; its lock is held."""
         with suppress(OSError):  # a full disk; then they warn, and go on waiting
-            note = f"failed {time.time()} {told(error)}"  # no two are equal
+            at = time.clock_gettime(time.CLOCK_BOOTTIME)
+            note = f"failed {at} {gethostname()} {told(error)}"
+            _known.add(note)
             lock_path(self._path, self.name).write_text(note, "utf-8", "backslashreplace")
 
     def _note_of(self, rank: int) -> str:
@@ -57,7 +63,7 @@ class Ranks:
             text = lock_path(self._path, self._name(rank)).read_text("utf-8")
         except (OSError, ValueError):
             return ""
-        return text if text.startswith("failed ") else ""
+        return text if _NOTE.match(text) else ""
 
     def tell(self, seconds: float, missing: Sequence[range] = ()) -> None:
         """Report, now and then, how far whoever is waited for is, for so many seconds.
@@ -105,6 +111,7 @@ class Ranks:
             errors = {rank: note for rank in lacking if (note := self._note_of(rank))}
             for rank, note in errors.items():
                 if note not in self._before:
+                    _known.add(note)
                     raise CacheError(
                         f"rank {rank} of {len(self._ranges)} ended with an error, and {self._path} "
                         f"lacks its samples: {_told(note)}. Mend that, and start all ranks again "
@@ -133,5 +140,22 @@ class Ranks:
             time.sleep(max(_POLL_S, 10 * (time.monotonic() - looked)))
 
 
+_NOTE = re.compile(r"failed (\d+\.\d+) (\S+) ")
+_known: set[str] = set()  # notes that have ended a build of this process already
+
+
+def _is_of_this_start(note: str) -> bool:
+    """Whether another rank noted this on this machine, and since this process began."""
+    found = _NOTE.match(note)
+    if found is None or found[2] != gethostname() or note in _known:
+        return False
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    began = (int(fields[19]) + 1) / os.sysconf("SC_CLK_TCK")  # which is cut to whole ticks
+    return float(found[1]) >= began
+
+
 def _told(note: str) -> str:
-    return note.split(" ", 2)[-1]
+    return _NOTE.sub("", note)
