@@ -9,6 +9,8 @@ until they have become floats.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from dataloaders.recording.tail import Trailing
-from dataloaders.replaying.ways import Way
+from dataloaders.replaying.ways import Arithmetic, Way
 from dataloaders.transforms.read import CONVERTERS, is_pointwise, read, trailing
 
 from .columns import Parts, Rows
@@ -107,40 +109,82 @@ class Images:
         out = rows.empty((len(images), *(int(each[0]) for each in shape)), dtype)
         arrays = windows.top, windows.left, windows.upside_down, windows.mirrored
         moved = list(zip(images, *(each.tolist() for each in arrays), strict=True))
+        outside = windows.outside
         rows.team.split(
-            len(out), out.nbytes, lambda begin, end: _fill(out[begin:end], moved[begin:end], way)
+            len(out),
+            out.nbytes,
+            lambda begin, end: _fill(out[begin:end], moved[begin:end], way, outside),
         )
         return Trailing(out, self._floats.steps) if rows.puts_off and self._floats else out
 
 
-def _fill(out: torch.Tensor, moved: Sequence[_Moved], way: Way | None) -> None:
-    """Fill ``out`` with the windows; with what ``way`` makes of their bytes, if there is one."""
+def _fill(
+    out: torch.Tensor, moved: Sequence[_Moved], way: Way | None, outside: bool = True
+) -> None:
+    """Fill ``out`` with the windows; with what ``way`` makes of their bytes, if there is one.
+
+    ``outside``: whether a window may extend beyond its image.
+    """
     mirror = Mirror(tuple(out.shape[1:]))
+    if way is None:
+        # By NumPy, which copies short rows faster than torch.
+        for place, each in zip(out.numpy(), moved, strict=True):
+            _put(place, *each, mirror)
+        return
     at_once = max(1, _AT_ONCE // max(1, out[0].numel()))
+    if isinstance(way, Arithmetic) and out.dtype is torch.float32 and not outside:
+        height, width = out.shape[2:]
+        done = 0
+        for number, (place, each) in enumerate(zip(out.unbind(0), moved, strict=True), 1):
+            image, top, left, upside_down, mirrored = each
+            part = _tensor(image[:, top : top + height, left : left + width])
+            if upside_down or mirrored:
+                part = torch.flip(part, [1] * upside_down + [2] * mirrored)
+            place.copy_(part)  # converts bytes to floats
+            if number - done == at_once or number == len(out):
+                way.finish(place if at_once == 1 else out[done:number])
+                done = number
+        return
+    bytes_ = torch.empty((at_once, *out.shape[1:]), dtype=torch.uint8)
+    places = bytes_.numpy()
     for begin in range(0, len(out), at_once):
         some = out[begin : begin + at_once]
-        bytes_ = some if way is None else torch.empty(some.shape, dtype=torch.uint8)
-        # By NumPy, which copies short rows faster than torch.
-        for place, each in zip(bytes_.numpy(), moved[begin:], strict=False):
-            _put(place, *each, mirror)
-        if way is not None:
-            way.run(bytes_, some)
+        for seen, each in zip(places, moved[begin:], strict=False):
+            _put(seen, *each, mirror)
+        way.run(bytes_[: len(some)], some)
 
 
 def _put(
     place: _Image, image: _Image, top: int, left: int, upside_down: bool, mirrored: bool, to: Mirror
 ) -> None:
     bottom, right = top + place.shape[1], left + place.shape[2]
-    part = image[:, max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
-    if part.shape != place.shape:  # it extends beyond the image, where there are zeros
-        place[...] = 0
+    if top < 0 or left < 0 or bottom > image.shape[1] or right > image.shape[2]:
+        place[...] = 0  # beyond the image
+        part = image[:, max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
         above = max(bottom - image.shape[1], 0) if upside_down else max(-top, 0)
         beside = max(right - image.shape[2], 0) if mirrored else max(-left, 0)
-        place = place[:, above : above + part.shape[1], beside : beside + part.shape[2]]
-        place[...] = part[:, :: -1 if upside_down else 1, :: -1 if mirrored else 1]
+        inside = place[:, above : above + part.shape[1], beside : beside + part.shape[2]]
+        inside[...] = part[:, :: -1 if upside_down else 1, :: -1 if mirrored else 1]
         return
+    part = image[:, top:bottom, left:right]
     part = part[:, ::-1] if upside_down else part
     if mirrored:
         to.put(part, place)
     else:
         place[...] = part
+
+
+def _tensor(values: _Image) -> torch.Tensor:
+    """Return a tensor over ``values``, which are mapped from a file: read-only."""
+    _have_torch_warned()
+    return torch.from_numpy(values)
+
+
+@functools.cache
+def _have_torch_warned() -> None:
+    """Trigger torch's one warning that such a tensor must not be written to: nobody sees these."""
+    values = np.zeros(1, np.uint8)
+    values.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(values)
