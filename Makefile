@@ -43,7 +43,7 @@ fuzz: $(VENV)/.installed-fuzz
 	$(BIN)/python tests/fuzz $(TARGETS) --seconds $(SECONDS)
 
 # Small changes that tests should notice, hours for all of it: make mutants MODULES=dataloaders/samplers
-# ARGS="--sample 40", ARGS="--since main", ARGS=--renew; ARGS=--broken takes versions broken by hand
+# ARGS="--sample 40", ARGS=--renew; ARGS=--broken takes versions broken by hand
 MODULES :=
 ARGS :=
 
