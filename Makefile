@@ -42,7 +42,7 @@ fuzz: $(VENV)/.installed-dev
 	FUZZ_TRIES=$(TRIES) $(BIN)/python -m pytest tests/test_fuzz.py -m nightly --timeout 0
 
 # Small changes that tests should notice, hours for all of it: make mutants MODULES=dataloaders/samplers
-# ARGS="--sample 40", ARGS="--since main", ARGS=--renew; ARGS=--broken takes versions broken by hand
+# ARGS="--sample 40", ARGS=--renew; ARGS=--broken takes versions broken by hand
 MODULES :=
 ARGS :=
 

@@ -1,6 +1,5 @@
 """The names, defaults and accepted combinations are torch's own."""
 
-import functools
 import inspect
 import itertools
 import pickle
@@ -100,15 +99,14 @@ def test_arguments_are_accepted_or_refused_as_torch_does(dataset):
     assert dataset is not DATASET or all(made[-len(LONGER) :])
 
 
-@pytest.mark.parametrize("ours", [{}, {"backend": "prefetch"}], ids=str)
-def test_the_same_warnings(ours):
+def test_the_same_warnings():
     seen = []
-    for loader_class in (functools.partial(DataLoader, **ours), TorchLoader):
+    for loader_class in (DataLoader, TorchLoader):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             loader_class(DATASET, num_workers=4096)
             list(loader_class(DATASET, pin_memory=True, pin_memory_device="cuda"))
-            stream = loader_class(ShortStream(), batch_size=2, num_workers=int(bool(ours)))
+            stream = loader_class(ShortStream(), batch_size=2)
             len(stream)
             list(stream)
         seen.append([(w.category, str(w.message).partition("object at")[0]) for w in caught])

@@ -27,7 +27,7 @@ from dataloaders.backend import Ahead, Cancelled
 from dataloaders.errors import BackendWarning, OptionError
 from helpers.compare import assert_same
 from helpers.contract import Unloadable, fails_at_five, hangs
-from helpers.datasets import SIZE, MapDataset, integer_sample, tensor_sample
+from helpers.datasets import SIZE, MapDataset, SizedStream, integer_sample, tensor_sample
 from helpers.processes import Held, children, wait_until_gone
 from helpers.waits import becomes_true
 
@@ -191,6 +191,28 @@ def test_user_code_in_this_process_runs_on_the_loops_thread(workers):
     loader = DataLoader(dataset, backend="prefetch", **options)
     assert_same(list(loader), list(TorchLoader(dataset, 4)))
     assert set(seen) == {threading.current_thread().name}
+
+
+def test_more_batches_than_an_iterable_said_warn_when_they_are_handed_over():
+    class Short(SizedStream):
+        def __len__(self):
+            return 2
+
+    def warned(kind, **ours):
+        loader = kind(Short(), num_workers=1, **ours)
+        assert len(loader) == 2
+        batches = iter(loader)
+        for _ in range(2):  # warnings are errors here
+            next(batches)
+        if ours:  # until the thread has taken what is one too many
+            assert becomes_true(lambda: batches.counts()[0] >= 2)
+        with pytest.warns(UserWarning, match="was reported to be 2") as caught:
+            assert next(batches).tolist() == [2]
+        return [re.sub("0x[0-9a-f]+", "", str(warning.message)) for warning in caught]
+
+    ours, theirs = warned(DataLoader, backend="prefetch"), warned(TorchLoader)
+    assert ours == theirs
+    assert len(ours) == 1
 
 
 @pytest.mark.usefixtures("workers_end_fast")
