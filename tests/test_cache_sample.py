@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import re
 from collections import OrderedDict, namedtuple
 from contextlib import suppress
 
@@ -57,9 +58,13 @@ def test_an_image_with_a_palette_comes_back_or_is_refused(image, converted):
     try:
         (cell,) = split(image)[1]
     except CacheError:
-        with pytest.raises(CacheError, match=r"'P', .* \((PNG does not give its palette|as PNG: )"):
+        with pytest.raises(CacheError, match=r"mode 'P', which .* \(PNG does not give its palette"):
             split(image)
-        assert known is not None
+        if type(known) is bytes:  # those that Pillow reads as an int, or not at all
+            assert len(known) > 256 or re.fullmatch(b"\xff*\0\xff*\n?", known)
+        else:
+            assert image.palette.mode == "RGB"
+            assert not 0 <= known < 256
         return
     assert (cell.kind, cell.pixels) == ("encoded:PNG:P", image.width * image.height)
     back = leaf_of(cell.kind, cell.values)
@@ -81,15 +86,16 @@ def test_a_file_of_an_image_with_a_palette_holds_and_is_no_more_than_it():
     (clean,) = split(image)[1]
     image.info = {"icc_profile": b"secret", "exif": b"Exif\0\0secret", "palette": "RGB 1"}
     assert split(image)[1][0].values.tobytes() == clean.values.tobytes()
-    info, file = PngInfo(), io.BytesIO()
-    info.add_text("palette", "RGB 1")
-    image.save(file, "PNG", pnginfo=info)
-    with pytest.raises(CacheError, match="an earlier version kept its palette"):
-        leaf_of("encoded:PNG:P", np.frombuffer(file.getvalue(), np.uint8))
-    for mode in ("CMYK", "RGBA"):
-        image.putpalette([1, 2, 3, 4], mode)
-        with pytest.raises(CacheError, match=r"mode 'P', .*\(PNG does not .*numpy\.array\(image\)"):
-            split(image)
+    image.info = {}
+    for said in ("", "RGB", "RGB 3", "RGB -1", "RGB 01", "CMYK 1", "RGBA  1"):
+        info, file = PngInfo(), io.BytesIO()
+        info.add_text("palette", said)
+        image.save(file, "PNG", pnginfo=info)
+        with pytest.raises(CacheError, match="what it says of its palette cannot be"):
+            leaf_of("encoded:PNG:P", np.frombuffer(file.getvalue(), np.uint8))
+    image.putpalette([1, 2, 3, 4], "CMYK")
+    with pytest.raises(CacheError, match=r"mode 'P', .*\(PNG does not .*numpy\.array\(image\)"):
+        split(image)
 
 
 def test_an_image_with_a_palette_that_could_not_be_read_again(monkeypatch):

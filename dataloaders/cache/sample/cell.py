@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from dataloaders.cache.sample.decode import EncodedFile, decoded, is_encoded
-from dataloaders.cache.sample.palette import PALETTE, contents, png_of
+from dataloaders.cache.sample.palette import PALETTE, contents, files
 from dataloaders.errors import CacheError, MissingDependency
 
 __all__ = [
@@ -225,9 +225,10 @@ def _palette_cell(image: Any) -> Cell | str:
         return "it has no pixels"
     kept = contents(image)
     try:
-        values = np.frombuffer(png_of(kept), "|u1")
-        if contents(leaf_of(PALETTE, values)) == kept:
-            return Cell(PALETTE, values, image.width * image.height)
+        for file in files(kept):
+            values = np.frombuffer(file, "|u1")
+            if contents(leaf_of(PALETTE, values)) == kept:
+                return Cell(PALETTE, values, image.width * image.height)
     except (CacheError, OSError, ValueError, TypeError, MemoryError, SystemError) as error:
         return f"as PNG: {type(error).__name__}: {error}"
     return "PNG does not give its palette and transparency back"

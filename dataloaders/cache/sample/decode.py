@@ -1,7 +1,7 @@
 """Cells that hold an encoded image, and how they become PIL images again.
 
     encoded:PNG:RGBA   bytes of a PNG file   ──Pillow, PNG only──> mode RGBA
-    encoded:PNG:P      the same              ──Pillow, PNG only──> mode P, with its palette
+    encoded:PNG:P      the same              ──Pillow, palette.py──> mode P, with its palette
     file:RGB           bytes of any file     ──Pillow──> convert("RGB"), as torchvision's loader
 
 The bytes may come from anybody. Only the format that the kind names is tried, its size is held
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
+
+from dataloaders.cache.sample.palette import restored
 
 __all__ = ["KEPT", "EncodedFile", "decoded", "is_encoded"]
 
@@ -74,11 +76,10 @@ def decoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None)
     if most_pixels is not None and width * height > most_pixels:
         raise ValueError(f"it has {width} x {height} pixels, and it may have {most_pixels} at most")
     made = _converted(image, mode)
-    if family == "encoded":  # as other images of a cache: pixels only, and what a palette needs
-        if mode == "P" and "palette" in made.info:
-            raise ValueError("an earlier version kept its palette; build the cache again")
-        kept = {"transparency"} & made.info.keys() if mode == "P" else ()
-        made.info = {key: made.info[key] for key in kept}
+    if mode == "P":
+        return restored(made)
+    if family == "encoded":
+        made.info = {}  # as other images of a cache: pixels only
     return made
 
 
