@@ -283,6 +283,21 @@ def test_a_worker_that_dies_is_told_with_what_to_do(path):
 # Random samples
 
 
+def test_overwriting_takes_no_part_that_an_earlier_build_has_left(path):
+    build(Made(lambda index: index, SIZE), path, rows=4, single_file=False)
+    path.unlink()
+    changed = Made(lambda index: -1 if index == 5 else index, SIZE)  # no look at a few shows it
+    assert build(changed, path, rows=4, overwrite=True)[5] == -1
+
+
+def test_a_part_of_something_else_is_made_again(path, tmp_path):
+    dataset, other = interrupted(path), tmp_path / "other.h5"
+    build(Made(lambda index: "other", SIZE), other, rows=4, single_file=False)
+    part = other.with_suffix(".parts") / "00020.h5"
+    part.rename(path.with_suffix(".parts") / part.name)
+    assert all(sample != "other" for sample in build(dataset, path, rows=4))
+
+
 def drawn(index):
     return {"a": torch.rand(3), "b": np.random.rand(2), "c": random.random(), "d": index}
 

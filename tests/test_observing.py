@@ -4,6 +4,7 @@ A look that reads the dataset in this process leaves its file open here; every w
 inherits it, and all of them share one offset. So a process is started as torch starts a worker.
 """
 
+import itertools
 import multiprocessing
 import os
 import re
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torchvision.transforms import Compose, Normalize, ToTensor
 
 import dataloaders
@@ -276,6 +277,33 @@ def test_an_epoch_that_is_under_way_in_this_process(store, place, tmp_path):
                 estimate(dataset, tmp_path / "cache.h5")
             dataloaders.tune(loader, budget_s=0.1, max_workers=1, remember=False)
     assert wrong_samples(batches) == []
+
+
+class Lines(IterableDataset):
+    """The lines of a file that is open, one after the other."""
+
+    def __init__(self, path):
+        path.write_text("".join(f"{number:07}\n" for number in range(20_000)))
+        self.file = open(path)  # noqa: SIM115
+
+    def __iter__(self):
+        return map(int, self.file)
+
+
+def test_reading_on_where_a_file_is_open(tmp_path):
+    """What a fork reads of it comes after what has been read here, and is read here, too."""
+    dataset, batches = Lines(tmp_path / "lines"), []
+    with dataset.file:
+        loader = DataLoader(dataset, 100)
+        for batch in loader:
+            batches.append(batch)
+            if len(batches) == 10:  # at the end of a buffer
+                assert observing.observe(loader, a_line_far_on) == 3999
+    assert torch.equal(torch.cat(batches), torch.arange(20_000))
+
+
+def a_line_far_on(dataset):
+    return next(itertools.islice(dataset, 2999, None))
 
 
 # The process that looks
