@@ -65,6 +65,8 @@ def main() -> int:
             "# Per cent of lines and branches, by make coverage RENEW=--renew\n" + "".join(lines)
         )
         return 0
+    if not (options.tests or kept):
+        parser.error(f"there is no {_KEPT.relative_to(_ROOT)}: make coverage RENEW=--renew")
     if lower:
         print(
             f"{', '.join(lower)}: covered less than {_KEPT.relative_to(_ROOT)} says. Test what is "

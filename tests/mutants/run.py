@@ -1,17 +1,21 @@
 """Takes the modules of `modules.toml`, or the versions of `broken.toml`, one change at a time.
 
-A change that survives fails the run, unless `survivors.json` or `equivalent.toml` holds it. So does
+A change that survives fails the run, unless `baseline.json` or `equivalent.toml` holds it. So does
 a broken version that passes its tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import random
+import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ _FOLDER = Path(__file__).resolve().parent
 _LEAST_LIMIT = 20.0  # seconds: a busy machine is no failed test
 
 
-def main(tree: Tree, words: Sequence[str], survivors: Path = _FOLDER / "survivors.json") -> int:
+def main(tree: Tree, words: Sequence[str], baseline: Path = _FOLDER / "baseline.json") -> int:
     """Return 1 if a change survives that is not known to."""
     parser = argparse.ArgumentParser(
         prog="python tests/mutants", description="Break the package; do its tests notice?"
@@ -38,16 +42,23 @@ def main(tree: Tree, words: Sequence[str], survivors: Path = _FOLDER / "survivor
         "names", nargs="*", help="modules of modules.toml, or broken versions; all by default"
     )
     parser.add_argument("--sample", type=int, help="so many mutants of each module, at random")
-    parser.add_argument("--renew", action="store_true", help="write what survives to the table")
+    parser.add_argument("--renew", action="store_true", help="write what survives to the baseline")
     parser.add_argument("--broken", action="store_true", help="the versions of broken.toml instead")
+    parser.add_argument("--jobs", type=int, default=1, help="so many modules at a time")
     options = parser.parse_args(words)
     table: dict[str, Any] = versions() if options.broken else read("modules.toml")["modules"]
     unknown = [name for name in options.names if name not in table]
     if unknown:
         parser.error(f"{', '.join(unknown)}: not known; there are\n  " + "\n  ".join(table))
-    known = json.loads(survivors.read_text()) if survivors.exists() else {}
+    names = options.names or list(table)
+    if options.jobs > 1:
+        command = [sys.executable, str(_FOLDER), *["--renew"] * options.renew]
+        command += ["--broken"] * options.broken
+        command += ["--sample", str(options.sample)] if options.sample else []
+        with ThreadPoolExecutor(options.jobs) as pool:
+            return max(pool.map(lambda name: subprocess.call([*command, name]), names))
     status = 0
-    for name in options.names or table:
+    for name in names:
         if options.broken:
             status |= not _is_noticed(tree, table[name])
             continue
@@ -56,18 +67,39 @@ def main(tree: Tree, words: Sequence[str], survivors: Path = _FOLDER / "survivor
         every = [each for each in every if each.key not in equal]
         count = min(len(every), options.sample or len(every))
         picked = random.Random(0).sample(every, count)
-        before = known.get(name, {})
-        survived = _survivors(tree, name, table[name], picked, before)
-        if options.renew and survived is not None:
+        known = _read(baseline).get(name, {})
+        before = known.get("survivors", {})
+        found = _outcomes(tree, name, table[name], picked, before)
+        if found is None:
+            status = 1
+            continue
+        survived = [each for each, outcome in found if outcome == "passed"]
+        if options.renew:
             now = {each.key: str(each) for each in survived}
             kept = {each.key: str(each) for each in every if each.key in before}
             for each in picked:
                 kept.pop(each.key, None)
-            known[name] = dict(sorted((kept | now).items()))
-            survivors.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+            counts = {"of": len(every), **Counter(outcome for _, outcome in found)}
+            if options.sample and known:  # those of the last whole run stay
+                counts = known
+            _renew(baseline, name, {**counts, "survivors": dict(sorted((kept | now).items()))})
         else:
-            status |= survived is None or any(each.key not in before for each in survived)
+            status |= any(each.key not in before for each in survived)
     return status
+
+
+def _read(baseline: Path) -> dict[str, Any]:
+    return json.loads(baseline.read_text()) if baseline.exists() else {}
+
+
+def _renew(baseline: Path, name: str, entry: dict[str, Any]) -> None:
+    """Replace one module's entry; several runs may share the file."""
+    with open(baseline, "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        known = {**json.loads(file.read() or "{}"), name: entry}
+        file.truncate(0)
+        file.write(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
 
 
 def read(name: str) -> dict[str, Any]:
@@ -108,21 +140,21 @@ def _limit(tree: Tree, tests: list[str]) -> float | None:
     return max(_LEAST_LIMIT, 5 * (time.monotonic() - began))
 
 
-def _survivors(
+def _outcomes(
     tree: Tree, name: str, tests: list[str], picked: list[Mutant], before: dict[str, str]
-) -> list[Mutant] | None:
+) -> list[tuple[Mutant, str]] | None:
     limit = _limit(tree, tests)
     if limit is None:
         return None
-    print(f"{name}: {len(picked)} mutants", flush=True)
-    survived = []
+    found = []
     for each in picked:
-        if tree.outcome(tests, limit, f"{name}.py", each.source) == "passed":
-            survived.append(each)
+        found.append((each, tree.outcome(tests, limit, f"{name}.py", each.source)))
+        if found[-1][1] == "passed":
             new = "" if each.key in before else "NEW "
             print(f"  {new}survivor {each.key}, {each}", flush=True)
-    print(f"  {len(picked) - len(survived)} noticed", flush=True)
-    return survived
+    counts = ", ".join(f"{n} {what}" for what, n in Counter(what for _, what in found).items())
+    print(f"{name}: {len(picked)} mutants, {counts}", flush=True)
+    return found
 
 
 def _is_noticed(tree: Tree, version: dict[str, Any]) -> bool:
