@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import dataloaders
@@ -110,12 +111,34 @@ def test_rooms_import_those_of_their_row_only_and_no_backend():
         if own is None:
             continue
         known = {name for name in names if "dataloaders." in name}
+        # `from dataloaders import DataLoader` would pass by the table.
+        roots = [name for name in known if name.count(".") == 1 and not room_of(name)]
+        assert not roots or own == "cli", f"{path}: {roots}, from the package itself"
         packages = {name.rpartition(".")[0] for name in known}
         found = {room_of(name) for name in known - packages} - {None}
         within = {own} if own != "tuning" else {own, "tuning.auto"}
         assert found <= ROOMS[own] | within, f"{path}: {found}"
     expected = {"__init__", "__main__", "_installed_backends"}
     assert tops - expected == {room.partition(".")[0] for room in ROOMS}
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    modules = {}
+    for path, names in files(OURS):
+        parts = ("dataloaders", *path.with_suffix("").parts)
+        name = ".".join(parts).removesuffix(".__init__")
+        package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+        found = set()
+        for other in names:
+            dots = len(other) - len(other.lstrip("."))
+            base = package[: len(package) + 1 - dots] if dots else []
+            found.add(".".join([*base, *filter(None, other.lstrip(".").split("."))]))
+        modules[name] = found - {name}
+    for name, found in modules.items():
+        found &= modules.keys()
+        # `from a import b` needs a only to find the module b.
+        modules[name] = found - {other.rpartition(".")[0] for other in found}
+    TopologicalSorter(modules).prepare()
 
 
 def is_internal(module):
