@@ -3,15 +3,19 @@
 import json
 import os
 import sys
+from time import thread_time
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
-from torchvision.transforms import Compose
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import Compose, v2
 
 from bench.played import HostOn, VirtualTime
+from dataloaders import DataLoader as Ours
 from dataloaders.bottleneck import Interval, check_bottleneck
 from dataloaders.predicting import (
     Candidate,
@@ -51,6 +55,16 @@ class Slow(Quick):
     pass
 
 
+class Busy(Quick):
+    """A transform that computes."""
+
+    def __call__(self, value):
+        until = thread_time() + self.seconds
+        while thread_time() < until:
+            pass
+        return value
+
+
 class Transformed(Waiting):
     """Samples that a function loads, and transforms change."""
 
@@ -61,7 +75,7 @@ class Transformed(Waiting):
         wait(self.seconds)
         return torch.zeros(4)
 
-    transform = Compose([Quick(0.002), Slow(0.012)])
+    transform = Compose([Quick(0.002), Slow(0.012), Busy(0.004)])
 
 
 class Files(Waiting):
@@ -124,7 +138,9 @@ def test_transforms_and_functions_have_their_shares():
     report = checked(Transformed(400, 0.002), workers=1, budget_s=3)
     shares = {row.call.partition(" ")[0]: row.share for row in report.preparation}
     assert next(iter(shares)) == "Slow"
-    assert {"Slow", "Quick", "load", "collate", "passing"} <= set(shares)
+    assert {"Slow", "Quick", "Busy", "load", "collate", "passing"} <= set(shares)
+    cpu = {row.call: row.cpu_seconds_per_sample for row in report.preparation}
+    assert cpu["Busy"] > 0.002 > cpu["Slow"]
     assert sum(shares.values()) == pytest.approx(1)
     assert report.preparation[0].seconds_per_sample >= 0.004
     assert "Slow" in str(report)
@@ -133,9 +149,17 @@ def test_transforms_and_functions_have_their_shares():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is in memory")
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.nightly), 1])
-def test_files_are_evicted_and_read_again(tmp_path, workers):
-    report = checked(Files(tmp_path, 60), workers=workers, budget_s=2)
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        pytest.param(DataLoader, 0, marks=pytest.mark.nightly),
+        (Ours, 1),
+        pytest.param(Ours, 4, marks=pytest.mark.nightly),
+    ],
+)
+def test_files_are_evicted_and_read_again(tmp_path, kind, workers):
+    loader = kind(Files(tmp_path, 60 if workers < 2 else 300), 2, num_workers=workers)
+    report = check_bottleneck(loader, lambda batch: wait(0.002), budget_s=2 + workers)
     assert {"cold", "real"} <= set(report.seconds_per_batch)
     lost = report.seconds_per_batch["cold"].estimate - report.seconds_per_batch["real"].estimate
     assert report.stalls["fetch"].estimate == pytest.approx(lost)
@@ -152,6 +176,18 @@ def test_slow_samples_are_named_by_index_and_file(tmp_path, count, slow, workers
     assert found[slow][0] == str(tmp_path / f"{slow}.bin")
     assert found[slow][1] >= 0.04
     assert f"slow: sample {slow}" in str(report)
+
+
+def test_decoding_and_transforms_of_photos_are_told_apart(tmp_path):
+    (tmp_path / "a").mkdir()
+    for number in range(40):
+        noise = Image.effect_noise((640, 480), 64).convert("RGB")
+        noise.save(tmp_path / "a" / f"{number}.jpeg")
+    chain = v2.Compose([v2.RandomResizedCrop(64), v2.ToImage(), v2.GaussianBlur(5)])
+    report = checked(ImageFolder(tmp_path, chain), step_s=0.001, budget_s=2)
+    assert report.preparation, str(report)
+    shares = {row.call: row.share for row in report.preparation}
+    assert {"decode", "RandomResizedCrop", "GaussianBlur"} <= set(shares)
 
 
 def test_samples_are_read_in_another_process():

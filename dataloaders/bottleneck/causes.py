@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import math
 import os
+import random
 import statistics
 import tempfile
 import time
@@ -27,8 +28,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from dataloaders import observing
 from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
+from dataloaders.batches.whole import ShowsDataset
 from dataloaders.bottleneck.blocks import Blocks
-from dataloaders.bottleneck.preparation import Call, Look, Prepared
+from dataloaders.bottleneck.preparation import Call, CollateApart, Look, Prepared, WithFiles
 from dataloaders.bottleneck.verdict import Analysis
 from dataloaders.errors import last_line
 from dataloaders.machine import page_cache, resources
@@ -49,7 +51,7 @@ from dataloaders.tuning.trial import observe
 
 _LOOK_SHARE, _MOST_LOOK_S = 0.1, 2.0
 _TRIAL_SHARE, _LEAST_TRIAL_S = 0.1, 1.0
-_FEWEST_COLD = 6
+_FEWEST_COLD, _COLD_SHARE = 6, 0.3
 _ALONE_FROM_S = 15.0  # of the budget
 _STILL_THERE = 0.05  # of a file's pages, at the most, after it was evicted
 
@@ -115,7 +117,7 @@ class Causes:
         if "real" not in known.seconds_per_batch:
             return
         try:
-            yield from self._cold(seen, size)
+            yield from self._cold(seen, size, known.seconds_per_batch["real"].estimate)
             stages = self._stages(known, seen, size, host)
             self.candidates = candidates(
                 loader,
@@ -206,30 +208,52 @@ class Causes:
         usual = statistics.median(self._blocks.waits or [0.0])
         return max(0.0, statistics.median(feed.epoch_starts) + ends - usual) / feed.length
 
-    def _cold(self, seen: Prepared, size: int) -> Iterator[Batch]:
+    def _cold(self, seen: Prepared, size: int, real_s: float) -> Iterator[Batch]:
         """Measure a block on samples whose files were evicted, and the same again."""
         feed, loader = self._blocks.feed, self._loader
-        files = sorted({file for of in seen.files for file in of} | set(seen.shared))
-        whole = len(seen.keys) // size
         settle = feed.in_flight if feed.workers else 1
-        usual = backend_of(loader) == "stock" and not iterates_itself(type(loader))
-        if not (files and usual and loader.batch_sampler is not None):
+        own = hasattr(loader, "backend")  # whose workers read as torch's do
+        plain = backend_of(loader) == "stock" and (own or not iterates_itself(type(loader)))
+        files = {file for of in seen.files for file in of} | set(seen.shared)
+        if not files or loader.batch_sampler is None:
             return
-        if whole < settle + _FEWEST_COLD:
-            self.notes.append(
-                f"no cold block: the files of {whole} batches are known, and it takes "
-                f"{settle + _FEWEST_COLD}"
+        if not plain:
+            self.notes.append("no cold block: how this loader reads is its own matter")
+            return
+        whole, needed = len(seen.keys) // size, settle + _FEWEST_COLD
+        batches = [seen.keys[at : at + size] for at in range(0, whole * size, size)]
+        if whole < needed:
+            count = len(loader.dataset)
+            numbered = all(type(key) is int for key in seen.keys)
+            quick = 3 * needed * real_s <= _COLD_SHARE * self._budget_s
+            if not (feed.workers and numbered and quick and count >= needed * size):
+                self.notes.append(
+                    f"no cold block: the files of {whole} batches are known, and it takes {needed}"
+                )
+                return
+            picked = random.Random(1).sample(range(count), needed * size)
+            batches = [picked[at : at + size] for at in range(0, needed * size, size)]
+            files = set(seen.shared)
+            view = self._view(
+                batches,
+                dataset=WithFiles(loader.dataset),
+                collate_fn=CollateApart(loader.collate_fn),
+                worker_init_fn=ShowsDataset(loader.worker_init_fn),
             )
-            return
-        if not _evicted(files):
+            for batch, opened in observing.started_quietly(view._get_iterator):
+                files.update(opened)
+                yield self._blocks.delivered(batch)
+        if not _evicted(sorted(files)):
             self.notes.append("no cold block: the files cannot be evicted from the page cache")
             return
-        batches = [seen.keys[at : at + size] for at in range(0, whole * size, size)]
-        view = view_of(loader, batch_sampler=batches, persistent_workers=False)
-        cold = yield from self._timed(view, settle)
-        again = yield from self._timed(view, settle)
+        cold = yield from self._timed(self._view(batches), settle)
+        again = yield from self._timed(self._view(batches), settle)
         if len(cold) == len(again) >= _FEWEST_COLD:
             self.fetch = mean_of(np.subtract(cold, again))
+
+    def _view(self, batches: list[list[Any]], **changes: Any) -> Any:
+        """Return the loader with these batches of keys as its epoch."""
+        return view_of(self._loader, batch_sampler=batches, persistent_workers=False, **changes)
 
     def _timed(self, view: Any, settle: int) -> Generator[Batch, None, list[float]]:
         """Yield an epoch of ``view``; return the seconds of each batch after ``settle``."""
@@ -283,15 +307,12 @@ def _pin_s(host: Batch) -> float:
 
 def _evicted(files: list[str]) -> bool:
     """Evict the files, and return whether none of them has more than a few pages left."""
-
-    def gone(file: str) -> bool:
-        if not page_cache.tells_truth(file):
-            return False
-        page_cache.evict(file)
-        pages = page_cache.resident_pages(file)
-        return not len(pages) or bool(pages.mean() <= _STILL_THERE)
-
     try:
-        return all(map(gone, files))
+        if not all(map(page_cache.tells_truth, files)):
+            return False
+        for file in files:
+            page_cache.evict(file)
+        left = [page_cache.resident_pages(file) for file in files]
     except OSError:
         return False
+    return all(not len(pages) or pages.mean() <= _STILL_THERE for pages in left)

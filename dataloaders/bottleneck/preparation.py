@@ -41,9 +41,12 @@ _LOOK_EVERY_S = 0.001
 _BATCHES = 8
 _SLOW, _SLOW_FROM_S = 3.0, 1e-3  # times the median sample; and seconds
 _MOST_SLOW = 5
-_INSTALLED = (
-    *{sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")},
-    str(Path(__file__).parents[1]),  # what we put around open() is no call of the user's
+_INSTALLED = tuple(
+    folder + os.sep
+    for folder in (
+        *{sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")},
+        str(Path(__file__).parents[1]),  # what we put around open() is no call of the user's
+    )
 )
 _DECODES = (os.path.join("PIL", "ImageFile.py"), os.path.join("torchvision", "io", ""))
 _READS = tuple(
@@ -61,6 +64,7 @@ class Call:
     call: str
     seconds_per_sample: float  # of one worker's time
     share: float  # of all preparation, from 0 to 1
+    cpu_seconds_per_sample: float | None = None  # of that time; None where it is not told
 
 
 @dataclass
@@ -79,6 +83,7 @@ class Prepared:
     collate_s: float = 0.0  # of a sample in collation, and in pickling its batch
     pass_s: float = 0.0
     by_call: dict[str, float] = field(default_factory=dict)  # seconds a sample, the dataset's own
+    cpu: dict[str, float] = field(default_factory=dict)  # CPU seconds a sample of these, collation
 
     @property
     def usual(self) -> list[float]:
@@ -93,7 +98,11 @@ class Prepared:
         if pin_s:
             parts["pinning"] = pin_s
         total = sum(parts.values()) or 1.0
-        rows = (Call(call, seconds, seconds / total) for call, seconds in parts.items() if seconds)
+        rows = (
+            Call(call, seconds, seconds / total, self.cpu.get(call))
+            for call, seconds in parts.items()
+            if seconds
+        )
         return tuple(sorted(rows, key=lambda row: -row.seconds_per_sample))
 
 
@@ -117,7 +126,7 @@ class Look:
         next(fetches)[1]()  # it imports and opens things
         states = _states()
         until = time.perf_counter() + self.seconds
-        opened = _opened()
+        opened = opened_here()
         with _profiled() as profile:
             for key, fetch, chosen in fetches:
                 opened.clear()
@@ -144,10 +153,12 @@ class Look:
                     break
         found.collate_s /= max(1.0, collated)
         found.pass_s /= max(1.0, collated)
+        found.cpu = {call: cpu / max(1.0, collated) for call, cpu in found.cpu.items()}
         looks = sum(profile.seconds.values()) or 1.0
         mean = spent / max(1, usual)
         found.random = _states() != states
         found.by_call = {call: mean * part / looks for call, part in profile.seconds.items()}
+        found.cpu |= {call: mean * part / looks for call, part in profile.cpu.items()}
         if not found.by_call:  # too quick to be seen, or on a clock of its own
             found.by_call = {"samples": mean}
         found.cores = min(1.0, computed / spent) if spent > 0 else 1.0
@@ -194,10 +205,11 @@ class Look:
             yield key, functools.partial(one, key), False
 
     def _collate(self, samples: list[Any], found: Prepared) -> None:
-        begin = self.now()
+        begin, cpu = self.now(), time.thread_time()
         batch = self.collate_fn(samples if self.batch > 1 else samples[0])
-        done = self.now()
+        done, done_cpu = self.now(), time.thread_time()
         found.collate_s += done - begin
+        found.cpu["collate"] = found.cpu.get("collate", 0.0) + done_cpu - cpu
         try:
             ForkingPickler.dumps(batch)
         except Exception:  # torch fails as well when it sends such a batch
@@ -206,11 +218,18 @@ class Look:
 
 
 class _profiled:
-    """Looks from a thread at what this one does while ``watching``; ``seconds`` by call."""
+    """Looks from a thread at what this one does while ``watching``: seconds, CPU seconds by call.
+
+    Attributes:
+        watching: whether what this thread does counts.
+        seconds: by call.
+        cpu: the same of this thread's CPU time; nothing on systems that do not tell it.
+    """
 
     def __init__(self) -> None:
         self.watching = False
         self.seconds: dict[str, float] = defaultdict(float)
+        self.cpu: dict[str, float] = defaultdict(float)
 
     def __enter__(self) -> _profiled:
         self._ended = threading.Event()
@@ -227,13 +246,17 @@ class _profiled:
         sys.setswitchinterval(self._before)
 
     def _run(self, watched: int) -> None:
-        last = time.perf_counter()
+        clock = getattr(time, "pthread_getcpuclockid", lambda thread: None)(watched)
+        last, last_cpu = time.perf_counter(), 0.0
         while not self._ended.wait(_LOOK_EVERY_S):
             watching, frame = self.watching, sys._current_frames().get(watched)
-            now = time.perf_counter()
+            now, cpu = time.perf_counter(), 0.0 if clock is None else time.clock_gettime(clock)
             if frame is not None and watching and self.watching:
-                self.seconds[_call_of(frame)] += now - last
-            last = now
+                call = _call_of(frame)
+                self.seconds[call] += now - last
+                if clock is not None and last_cpu:
+                    self.cpu[call] += cpu - last_cpu
+            last, last_cpu = now, cpu
 
 
 def _call_of(frame: FrameType | None) -> str:
@@ -263,8 +286,40 @@ def _call_of(frame: FrameType | None) -> str:
     return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-def _opened() -> list[str]:
-    """Return a list to which each file that is opened for reading is added, from now on."""
+class WithFiles:
+    """A dataset for workers: each batch of samples comes with the files that were opened for it."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, keys: list[Any]) -> tuple[list[Any], list[str]]:
+        opened = opened_here()
+        opened.clear()
+        bulk = getattr(self.dataset, "__getitems__", None)
+        samples = bulk(keys) if bulk else [self.dataset[key] for key in keys]
+        return samples, list(opened)
+
+
+@dataclass(frozen=True)
+class CollateApart:
+    """Collates the samples of `WithFiles`, and leaves the files beside the batch."""
+
+    collate_fn: Callable[[Any], Any]
+
+    def __call__(self, fetched: tuple[list[Any], list[str]]) -> tuple[Any, list[str]]:
+        """Return the batch and the files."""
+        return self.collate_fn(fetched[0]), fetched[1]
+
+
+@functools.cache
+def opened_here() -> list[str]:
+    """Return a list to which this process adds each file that is opened for reading from now on.
+
+    Stays for as long as the process runs, so only for one that observes, or a worker.
+    """
     opened: list[str] = []
 
     def note(event: str, args: tuple[Any, ...]) -> None:

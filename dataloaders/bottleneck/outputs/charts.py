@@ -50,7 +50,7 @@ def charts(report: Report) -> dict[str, str]:
     made = {
         "arms": _drawn(_arms, report, "ms a batch, 95 % interval"),
         "stalls": _drawn(_waterfall, report, "ms of a batch, and share of the loop"),
-        "preparation": _drawn(_preparation, report, "CPU ms a sample, and share"),
+        "preparation": _drawn(_preparation, report, "ms a sample of one worker, and share"),
         "candidates": _drawn(_candidates, report, "times as fast as now, 95 % interval"),
         "timeline": _drawn(_timeline, report, "ms, on the host's clock"),
     }

@@ -147,12 +147,13 @@ def slow(report: Report) -> Table:
 
 def preparation(report: Report) -> Table:
     """Return what the calls of one sample cost."""
-    rows = [
-        (one.call, milliseconds(one.seconds_per_sample), f"{one.share:.0%}")
-        for one in report.preparation
-        if one.share >= LEAST_SHARE
-    ]
-    return Table(("call", "ms a sample", "share"), rows)
+    rows = []
+    for one in report.preparation:
+        if one.share >= LEAST_SHARE:
+            cpu = one.cpu_seconds_per_sample
+            figures = milliseconds(one.seconds_per_sample), "" if cpu is None else milliseconds(cpu)
+            rows.append((one.call, *figures, f"{one.share:.0%}"))
+    return Table(("call", "ms a sample", "of it CPU", "share"), rows)
 
 
 def candidates(report: Report) -> Table:
