@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import PIL
 import pytest
 import torch
 import torchvision.transforms as v1
@@ -172,3 +173,15 @@ def test_batches_are_torchs(dataset: Any, collate_fn: Any, workers: int) -> None
         before = torch.get_rng_state()
         assert_same([recorded.ask_again(batch.again, loader) for batch in sent], expected)
         assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_nothing_is_recorded_with_an_older_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader: Any = DataLoader(Labelled("v1_eval"), 4)
+    monkeypatch.setattr(PIL, "__version__", "10.4.0")
+    recorded.self_test.cache_clear()
+    try:
+        sent = list(recorded.recording(loader))
+    finally:
+        recorded.self_test.cache_clear()
+    assert not any(map(is_recorded, sent))
+    assert_same(sent, list(loader))

@@ -32,7 +32,7 @@ from PIL import (
     ImageStat,
     JpegImagePlugin,
 )
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from torchvision import tv_tensors
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
@@ -266,6 +266,9 @@ def saved(x):
 
 tensors(
     scripted=lambda x: torch.jit.script(torch.nn.ReLU())(x),
+    compiled=lambda x: torch.compile(lambda y: y.flip(0) * 2, backend="eager")(x),
+    collated_with_real=lambda x: default_collate([x, torch.ones(3, 16, 20), x + 1]),
+    compressed_again=lambda x: v2.functional.jpeg(v2.functional.to_dtype(x, torch.uint8, True), 40),
     mapped=lambda x: torch.vmap(lambda y: y.flip(0))(x),
     grad=lambda x: (x * 2).requires_grad_().sum().backward(),
     numbers=lambda x: (float(x.mean()), x.max().item(), bool(x.any()), len(x), x.tolist()[0][0]),
@@ -364,6 +367,43 @@ def overwritten_files(index):
     image = Image.open(file).convert("RGB")
     file.write_bytes(encoded(index + 1))
     return F.to_tensor(image)
+
+
+@hazard
+def one_handle_for_two_images(index):
+    file = io.BytesIO(encoded(index))
+    one = Image.open(file)
+    file.seek(0)
+    other = Image.open(file)
+    return F.to_tensor(one), F.to_tensor(other.resize((9, 9)))
+
+
+@hazard
+def plugins_called_directly(index):
+    image = JpegImagePlugin.JpegImageFile(path(index))
+    return image.size, F.to_tensor(image)
+
+
+@hazard
+def arrays_written_later(index):
+    array = np.full((9, 8, 3), index, np.uint8)
+    image = Image.fromarray(array)
+    array += 7
+    return F.to_tensor(image)
+
+
+@hazard
+def kept_in_a_shuffle_buffer(index):
+    BUFFER.append(small(index))
+    return BUFFER.pop(random.randrange(len(BUFFER))) if len(BUFFER) > 3 else small(index)
+
+
+@hazard
+def kept_on_disk_and_read_again(index):
+    file = Path(path(index) + ".pt")
+    torch.save(tensor(index), file)
+    np.save(file.with_suffix(".npy"), tensor(index))
+    return torch.load(file), np.load(file.with_suffix(".npy"))
 
 
 @hazard
@@ -484,6 +524,7 @@ def files_that_are_none(index):
 
 
 CACHE = {}
+BUFFER = []
 
 
 @functools.lru_cache
@@ -535,7 +576,6 @@ def draws_after_an_error(index):
     return tensor(index) * random.random()
 
 
-@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", HAZARDS)
 def test_a_hazard_is_as_without_recording(name):
     dataset = Code(HAZARDS[name])
@@ -543,6 +583,7 @@ def test_a_hazard_is_as_without_recording(name):
     CACHE.clear()
     remembered.cache_clear()
     for upto in ("files", "tail"):
+        BUFFER.clear()
         made, _ = as_recorded(dataset, upto)
         assert [equal(*pair) for pair in zip(made, expected, strict=True)] == [True] * len(dataset)
 

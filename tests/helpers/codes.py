@@ -203,6 +203,24 @@ def by_size_and_exif(index: int) -> Any:
 
 
 @code("all")
+def as_webdataset(index: int) -> Any:
+    with io.BytesIO(encoded(index)) as stream:  # its handler for "pilrgb"
+        image = Image.open(stream)
+        image.load()
+    return v1.RandomResizedCrop(20)(image.convert("RGB")), {"__key__": f"{index}"}
+
+
+@code("all")
+def as_hugging_face_datasets(index: int) -> Any:
+    image = Image.open(io.BytesIO(encoded(index)))
+    image.load()  # it closes files early
+    if image.getexif().get(Image.ExifTags.Base.Orientation) is not None:
+        image = ImageOps.exif_transpose(image)
+    item = {"image": image, "label": index}
+    return {"pixel_values": v2.PILToTensor()(item["image"].resize((20, 20))), "label": index}
+
+
+@code("all")
 def thumbnails(index: int) -> Any:
     image = Image.open(path(index))
     image.draft("RGB", (40, 40))
@@ -267,7 +285,7 @@ def several_frames_and_depths(index: int) -> Any:
 
 SIZES_DIFFER = {
     *("thumbnails", "detection", "modes", "fill_by_type", "by_torchcodec"),
-    *("v1_colour", "v1_to_pil"),
+    *("v1_colour", "v1_to_pil", "as_webdataset"),
 }
 STACKED = [name for name, (_, how) in CODES.items() if how == "all" and name not in SIZES_DIFFER]
 

@@ -17,7 +17,12 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dataloaders.recording.worker import ask_again, describe_sample, recording_changes  # noqa: F401
+from dataloaders.recording.worker import (  # noqa: F401
+    ask_again,
+    describe_sample,
+    recording_changes,
+    self_test,
+)
 from dataloaders.replaying.evaluate import replayed
 from dataloaders.replaying.tail import DeviceTail
 from dataloaders.specification import view_of
