@@ -13,7 +13,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -237,7 +237,8 @@ class Check:
             stack.callback(block.close)
             stack.callback(setattr, self, "_tried", None)
             try:
-                around_step = stack.enter_context(TOGGLES[name](facts, self._watch))
+                toggle = TOGGLES[name](facts, self._watch) if name else nullcontext(nullcontext)
+                around_step = stack.enter_context(toggle)
             except Exception as error:  # such as no memory for weights in another order
                 self.failed(error)
             while name not in self._untried:

@@ -22,11 +22,6 @@ Toggle: TypeAlias = Callable[[Facts, Watch], AbstractContextManager[Around]]
 
 
 @contextmanager
-def _as_it_is(facts: Facts, watch: Watch) -> Iterator[Around]:
-    yield nullcontext
-
-
-@contextmanager
 def _autocast(facts: Facts, watch: Watch) -> Iterator[Around]:
     if facts.half == torch.float16:
         raise RuntimeError("in float16 the loss has to be scaled, too")
@@ -70,7 +65,7 @@ def _channels_last(facts: Facts, watch: Watch) -> Iterator[Around]:
         for value in state.values()
         if isinstance(value, torch.Tensor) and value.shape == weight.shape
     ]
-    buffers = [buffer for model in models for buffer in model.buffers() if buffer.dim() == 4]
+    buffers = {buffer for model in models for buffer in model.buffers() if buffer.dim() == 4}
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     try:
         for tensor in (*weights, *buffers, *states):
@@ -91,8 +86,7 @@ def _arrange_gradients(weights: set[torch.nn.Parameter]) -> None:
             weight.grad.data = torch.empty_like(weight.data).copy_(weight.grad.data)
 
 
-TOGGLES: dict[str | None, Toggle] = {
-    None: _as_it_is,
+TOGGLES: dict[str, Toggle] = {
     "matmul-precision": _setting(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"
     ),

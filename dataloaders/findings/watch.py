@@ -94,6 +94,8 @@ class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     whose own stack is none of this mode's.
     """
 
+    _thread = 0
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Let torch.compile compile under this mode, which otherwise leaves the step uncompiled."""
@@ -355,9 +357,10 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         """Return ``call`` so that it notes where it is called."""
 
         def noting(*given: Any, **options: Any) -> Any:
-            of = given[0] if given else None
-            device = of.device.type if isinstance(of, torch.Tensor) else "cuda"
-            self._now.places[Place(kind, what, device, site_here().where)] += 1
+            if threading.get_ident() == self._thread:  # else a loader's, say, that copies ahead
+                of = given[0] if given else None
+                device = of.device.type if isinstance(of, torch.Tensor) else "cuda"
+                self._now.places[Place(kind, what, device, site_here().where)] += 1
             return call(*given, **options)
 
         return noting
