@@ -90,7 +90,7 @@ PAIRS = [
 def findings_in(folder, before, model, step):
     script, result = folder / "train.py", folder / "report.json"
     script.write_text(SCRIPT.format(before=before, model=model, step=step.strip("\n")))
-    words = ["-m", "dataloaders", "check", "--budget", 2, "--no-predict", "--quiet"]
+    words = ["-m", "dataloaders", "check", "--budget", 1, "--no-predict", "--quiet"]
     done = warm.run([*words, "--json", result, script.name], cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(result.read_text())["findings"], script.read_text().splitlines()
