@@ -1,7 +1,8 @@
 """What the check finds in the step itself: provoked by a step of its own, absent in a clean one."""
 
-import json
-import sys
+import itertools
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 from bench.played import HostOn, VirtualTime
 from dataloaders import check_bottleneck
 from dataloaders.bottleneck import Interval
-from dataloaders.findings import Facts, Place, Watch, findings_of
+from dataloaders.findings import TOGGLES, Facts, Place, Watch, findings_of
 from helpers.on_cuda import Played
 
 
@@ -32,12 +33,12 @@ def watched(step, steps=4):
     return facts
 
 
-def trained(model, **options):
+def trained(model):
     optimizer = torch.optim.Adam(model.parameters())
 
     def step(batch):
         loss = model(batch).square().mean()
-        optimizer.zero_grad(**options)
+        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
@@ -55,20 +56,6 @@ def test_a_clean_step_has_no_findings_and_is_left_as_it_was():
     after = torch.cuda.empty_cache, torch.cuda.memory.empty_cache, torch._tensor_str._str
     assert after == before
     assert "step:" not in str(report)
-
-
-def test_gradients_zeroed_by_writing_name_the_line_and_the_guide():
-    report = checked(trained(nn.Conv2d(3, 4, 3), set_to_none=False))
-    (finding,) = report.findings
-    assert finding.name == "zero-grad"
-    assert "writes zeros over 448 bytes of gradients" in finding.message
-    assert "Use parameter.grad = None" in finding.source
-    file, _, line = finding.where.rpartition(":")
-    assert Path(file).name == "test_findings.py"
-    assert "zero_grad" in Path(__file__).read_text().splitlines()[int(line) - 1]
-    assert json.loads(report.to_json())["findings"][0]["where"] == finding.where
-    shown = replace(report, verdict="step-bound"), replace(report, verdict="input-bound")
-    assert ["step: " in str(one) for one in shown] == [True, False]
 
 
 def test_what_was_left_on_is_told_whatever_the_verdict():
@@ -94,6 +81,25 @@ def test_what_one_step_in_many_does_is_not_found():
     assert watched(lambda number: value.item()).of_kind("sync")
 
 
+@pytest.mark.parametrize(("every", "found"), [(4, True), (8, False)])
+def test_what_each_cycle_of_accumulation_does_is_found(every, found):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(number):
+        model(torch.ones(2, 3)).sum().backward()
+        if number % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=number % every != 0)
+
+    findings = findings_of(watched(step, steps=20))
+    assert [one.name for one in findings] == ["zero-grad"] * found
+    for one in findings:
+        assert "writes zeros over 16 bytes of gradients" in one.message
+        assert "Use parameter.grad = None, https://" in one.source
+        assert "test_findings.py:" in one.where
+
+
 def test_a_step_that_raises_leaves_nothing_on():
     watch = Watch()
     before = torch._tensor_str._str
@@ -114,6 +120,12 @@ LAYER_NORM, LINEAR = nn.LayerNorm(300), nn.Linear(300, 300)
 
 def gelu(x):
     return 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * x**3)))
+
+
+def gelu_in_steps(x):
+    inner = x + 0.04 * x**3
+    half = 0.5 * x
+    return half * (1 + torch.tanh(inner))
 
 
 def block(x):
@@ -141,16 +153,19 @@ PROVOKED = [
         lambda x: PINNED.copy_(ON_DEVICE, non_blocking=True),
     ),
     (
+        "synchronisation", "a copy to the device",
+        lambda x: STATIC.copy_(BATCH),
+        lambda x: STATIC.copy_(BATCH, non_blocking=True),
+    ),
+    (
         "made-on-cpu", "",
         lambda x: STATIC.copy_(torch.zeros(2, 2).view(4) + 1),
         lambda x: STATIC.copy_(BATCH + torch.zeros(4)),
     ),
     ("bias", "0.0: ", lambda x: convolved(CONV, NORM), lambda x: convolved(CONV, RELU, NORM)),
     ("bias", "0.0: ", lambda x: convolved(CONV, NORM), lambda x: convolved(CONV, EVALUATED)),
-    ("pointwise", "", lambda x: gelu(LARGE), lambda x: gelu(LARGE[:2])),
-    ("pointwise", "", lambda x: gelu(LARGE), lambda x: (LARGE - 1).square()),
-    ("pointwise", "", lambda x: gelu(LARGE), lambda x: nn.functional.dropout(LARGE)),
-    ("pointwise", "", lambda x: gelu(LARGE), lambda x: block(LARGE)),
+    ("pointwise", "", lambda x: gelu(LARGE), lambda x: (gelu(LARGE[:2]), (LARGE - 1).square())),
+    ("pointwise", "", lambda x: gelu(LARGE), lambda x: block(nn.functional.dropout(LARGE))),
 ]  # fmt: skip
 
 
@@ -161,9 +176,16 @@ def test_what_a_step_does_is_found_with_its_line(name, begins, step, clean):
     found = [one for one in findings_of(watched(lambda _: step(ON_DEVICE))) if one.name == name]
     assert found
     assert found[0].message.startswith(begins)
-    assert name == "bias" or "test_findings.py:" in found[0].where
+    assert "test_findings.py:" in found[0].where
     names = {one.name for one in findings_of(watched(lambda _: clean(torch.ones(4))))}
     assert name not in names
+
+
+def test_pointwise_operators_in_a_row_are_one_finding_where_they_begin():
+    (finding,) = findings_of(watched(lambda _: gelu_in_steps(LARGE)))
+    assert finding.message.startswith("7 pointwise operators")
+    line = int(finding.where.rpartition(":")[2])
+    assert "inner = x + " in Path(__file__).read_text().splitlines()[line - 1]
 
 
 def test_printing_is_named_as_that():
@@ -171,35 +193,89 @@ def test_printing_is_named_as_that():
     assert {(place.what, place.device) for place in places} == {("printing a tensor", "cpu")}
 
 
-def test_empty_cache_in_the_loop():
-    facts = watched(lambda _: torch.cuda.empty_cache())
+@pytest.mark.parametrize(
+    ("owner", "call", "name"),
+    [
+        (torch.cuda, "empty_cache", "empty-cache"),
+        (torch.cuda, "synchronize", "synchronisation"),
+        (torch.accelerator, "synchronize", "synchronisation"),
+        (torch.cuda.Event, "synchronize", "synchronisation"),
+        (torch.cuda.Stream, "synchronize", "synchronisation"),
+    ],
+)
+def test_a_call_that_waits_for_the_device_is_found_with_its_line(owner, call, name, monkeypatch):
+    monkeypatch.setattr(owner, call, lambda *given: None)  # there is no device to wait for
+    facts = watched(lambda _: getattr(owner, call)(None))
     (finding,) = findings_of(replace(facts, device="cuda"))
-    assert finding.name == "empty-cache"
-    assert "test_findings.py:" in str(finding.where)
-    assert findings_of(facts) == ()  # where it does nothing
+    assert finding.name == name
+    assert "test_findings.py:" in finding.where
+    assert call in finding.message
+    with ThreadPoolExecutor(1) as loader:  # which copies ahead, and waits for that
+        facts = watched(lambda _: loader.submit(getattr(owner, call), None).result())
+    assert findings_of(replace(facts, device="cuda")) == ()
 
 
-def test_a_setting_is_tried_around_the_step_and_put_back(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    time, square = VirtualTime(), torch.ones(800, 800)
-    steps = []
+class Waits(Played):
+    """A tensor whose operators wait for the device, as torch's debug mode tells it."""
 
-    def step(batch):
-        steps.append(torch.is_autocast_enabled("cpu"))
-        if len(steps) < 4:
-            torch.mm(square, square)
-        time.sleep(0.006 if steps[-1] else 0.01)
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
-    loader = DataLoader(torch.ones(1000, 4), batch_size=1)
-    options = {"budget_s": 2, "clock": HostOn(time)}
-    (finding,) = check_bottleneck(loader, step, advise=True, **options).findings
-    assert finding.name == "autocast"
-    assert 0.0039 < finding.gain.low <= finding.gain.high < 0.0041
-    assert not torch.is_autocast_enabled("cpu")
-    steps.clear()
-    (finding,) = check_bottleneck(loader, step, **options).findings
-    assert finding.gain is None
-    assert not any(steps)
+
+def test_operators_that_torch_warns_of_are_found_and_its_warnings_not_shown(monkeypatch):
+    modes, waits = [], Waits(torch.ones(3))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def step(number):
+        if number in (2, 3):
+            warnings.warn("the script's own", stacklevel=1)
+            waits.cumsum(0)
+
+    with pytest.warns(UserWarning, match="the script's own") as shown:
+        (finding,) = findings_of(watched(step))
+    assert {str(one.message) for one in shown} == {"the script's own"}
+    assert modes == ["warn", 0] * 2
+    assert finding.message.startswith("cumsum() waits for the device")
+    assert "test_findings.py:" in finding.where
+
+
+def test_a_model_on_several_devices_in_one_process():
+    model = nn.DataParallel(nn.Linear(4, 1))
+    # Without devices it runs its module as it is; that it had some is seen from within.
+    model.module.register_forward_pre_hook(lambda *_: setattr(model, "device_ids", [0, 1]))
+
+    def step(number):
+        model.device_ids = []
+        model(torch.ones(2, 4))
+
+    (finding,) = findings_of(watched(step))
+    assert finding.name == "data-parallel"
+    assert "to 2 devices" in finding.message
+    assert "test_findings.py:" in finding.where
+
+
+def test_what_concerns_the_whole_step_has_the_line_of_its_first_operator(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model, images = nn.Conv2d(2, 2, 3, bias=False), torch.ones(2, 2, 8, 8)
+
+    def step(number):
+        torch.mm(LARGE, LARGE)
+        model(images).sum().backward()
+
+    on_cuda = {"device": "cuda", "flops": SINGLE, "half": torch.bfloat16, "tf32": True}
+    facts = watched(step)
+    findings = findings_of(replace(facts, **on_cuda))
+    assert [one.name for one in findings] == ["autocast", "matmul-precision",
+        "convolution-precision", "autotuner", "channels-last"]  # fmt: skip
+    lines = [Path(__file__).read_text().splitlines()[int(one.where.rpartition(":")[2]) - 1]
+             for one in findings]  # fmt: skip
+    assert ["mm(" in line for line in lines] == [False, True, False, False, False]
+    assert ["model(images)" in line for line in lines] == [True, False, True, True, True]
+    assert facts.sites["backward"] == facts.sites["convolution"]
 
 
 # decided on given facts -------------------------------------------------------------------------
@@ -224,6 +300,11 @@ DECISIONS = [
     ("autotuner", ON_CUDA, {"autotuner": False}, {"autotuner": False, "convolutions": 0}),
     ("autocast", ON_CUDA, {"flops": SINGLE, "matmul_precision": "high"}, {}),
     ("matmul-precision", ON_CUDA, {"flops": SINGLE, "half": None}, {"tf32": False}),
+    (
+        "convolution-precision", ON_CUDA,
+        {"flops": SINGLE, "half": None, "matmul_precision": "high", "convolution_tf32": False},
+        {"convolution_tf32": False},  # they are in bfloat16
+    ),
     ("channels-last", ON_CUDA, {"planar": 53}, {"planar": 53, "half": None}),
     ("data-parallel", ON_CUDA, {"data_parallel": 4}, {"data_parallel": 1}),
     ("accumulation", ON_CUDA, {"reduces_early": True, "cycle": 4}, {"reduces_early": True}),
@@ -236,7 +317,7 @@ DECISIONS = [
     ("contention", ON_CPU, {"contention": STALL, "workers": 4}, {"workers": 4}),
     ("zero-grad", ON_CPU, {"places": {Place("zeroed", "", "cpu", None): 1 << 20}}, {}),
     ("debugging", ON_CPU, {"places": {Place("debugging", "a profiler", "", None): 1}}, {}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", DECISIONS, ids=lambda case: case[0])
@@ -255,34 +336,76 @@ def test_a_stall_that_was_measured_is_the_gain():
     assert "measured here: 2.00 ms a batch less (1.00 to 3.00)" in str(finding)
 
 
-def test_gradients_reduced_before_the_optimizer_steps(monkeypatch):
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch puts one of its own there
-    torch.distributed.init_process_group(
-        "gloo",
-        store=torch.distributed.HashStore(),
-        rank=0,
-        world_size=1,
-    )
-    try:
-        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+# settings that are tried ------------------------------------------------------------------------
 
-        def step(number, synchronised):
-            if number % 2 and not synchronised:
-                with model.no_sync():
-                    model(torch.ones(2, 4)).sum().backward()
-            else:
-                model(torch.ones(2, 4)).sum().backward()
-            if number % 2 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
+CUDNN, CHANNELS_LAST = torch.backends.cudnn, {"memory_format": torch.channels_last}
+IS_ON = {
+    "autocast": lambda weight: torch.is_autocast_enabled("cpu"),
+    "matmul-precision": lambda weight: torch.get_float32_matmul_precision() == "high",
+    "convolution-precision": lambda weight: CUDNN.conv.fp32_precision == "tf32",
+    "autotuner": lambda weight: CUDNN.benchmark,
+    "channels-last": lambda weight: weight.is_contiguous(**CHANNELS_LAST),
+}
 
-        early = watched(lambda number: step(number, synchronised=True))
-        right = watched(lambda number: step(number, synchronised=False))
-    finally:
-        torch.distributed.destroy_process_group()
-    assert [one.name for one in findings_of(replace(early, cycle=2))] == ["accumulation"]
-    assert findings_of(replace(right, cycle=2)) == ()
+
+@pytest.fixture
+def precise():
+    """Convolutions without TF32, which is no default; one thread, as steps are tiny."""
+    before, threads = CUDNN.conv.fp32_precision, torch.get_num_threads()
+    CUDNN.conv.fp32_precision = "ieee"
+    torch.set_num_threads(1)
+    yield
+    CUDNN.conv.fp32_precision = before
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("precise")
+@pytest.mark.parametrize("name", TOGGLES)
+def test_a_setting_is_tried_around_blocks_of_steps_and_put_back(name, monkeypatch):
+    found = {row[0]: replace(row[1], **row[2]) for row in DECISIONS}[name]
+    monkeypatch.setattr(Watch, "facts", lambda self, **more: found)
+    time, model = VirtualTime(), nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
+    optimizer = torch.optim.Adam(model.parameters())
+    weight, seen = model[0].weight, []
+    before = [(id(tensor), tensor.data_ptr(), tensor.stride()) for tensor in model.parameters()]
+
+    def step(batch):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        state = optimizer.state[weight]["exp_avg"]
+        alike = weight.grad.stride() == state.stride() == weight.stride()
+        seen.append((IS_ON[name](weight), alike, weight.data_ptr(), weight.detach().clone()))
+        time.sleep(0.024 if seen[-1][0] else 0.04)
+
+    loader = DataLoader(torch.ones(1000, 2, 4, 4), batch_size=2)
+    options = {"budget_s": 3, "clock": HostOn(time)}
+    (finding,) = check_bottleneck(loader, step, **options).findings
+    assert finding.name == name
+    assert 0.0159 < finding.gain.low <= finding.gain.high < 0.0161
+    switched = [on for (on, *_), (after, *_) in itertools.pairwise(seen) if on != after]
+    assert 2 * len(switched) < sum(on for on, *_ in seen)  # a block has several steps
+    assert all(alike for on, alike, *_ in seen)
+    assert all(one[2] == two[2] for one, two in itertools.pairwise(seen) if one[0] == two[0])
+    # As it was, but for what it was trained to.
+    assert not IS_ON[name](weight)
+    assert before == [(id(one), one.data_ptr(), one.stride()) for one in model.parameters()]
+    assert torch.equal(weight, seen[-1][3])
+    assert optimizer.state[weight]["exp_avg"].stride() == weight.stride() == weight.grad.stride()
+    seen.clear()
+    (finding,) = check_bottleneck(loader, step, predict=False, **options).findings
+    assert finding.gain is None
+    assert not any(on for on, *_ in seen)
+
+
+def test_a_setting_that_cannot_be_tried_is_told_with_the_reason(monkeypatch):
+    found = replace(ON_CUDA, flops=SINGLE, half=torch.float16, matmul_precision="high")
+    monkeypatch.setattr(Watch, "facts", lambda self, **more: found)
+    time = VirtualTime()
+    loader = DataLoader(torch.ones(1000, 4), batch_size=1)
+    report = check_bottleneck(loader, lambda _: time.sleep(0.01), budget_s=2, clock=HostOn(time))
+    (finding,) = report.findings
+    assert finding.message.endswith("not measured: in float16 the loss has to be scaled, too")
 
 
 @pytest.mark.gpu
@@ -292,3 +415,21 @@ def test_settings_of_a_gpu():
     step = trained(model)
     names = {one.name for one in findings_of(watched(lambda _: step(batch)))}
     assert {"autotuner", "autocast", "channels-last"} <= names
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("begins", "step", "clean"),
+    [
+        ("repeat_interleave()", lambda x: x.repeat_interleave(x), None),
+        ("torch.cuda.synchronize()", lambda x: torch.cuda.synchronize(), None),
+        ("a copy to the device", lambda x: BATCH.to("cuda"), lambda x: x.to("cuda")),
+        ("index_put_()", lambda x: x.index_put_((x > 1,), x[:0]), lambda x: x.add_(0)),
+    ],
+)
+def test_what_waits_for_a_gpu(begins, step, clean):
+    counts = torch.ones(4, dtype=torch.int64, device="cuda")
+    (finding,) = findings_of(watched(lambda _: step(counts)))
+    assert finding.message.startswith(begins)
+    assert "test_findings.py:" in finding.where
+    assert findings_of(watched(lambda _: (clean or torch.square)(counts))) == ()

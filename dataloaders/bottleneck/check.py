@@ -13,7 +13,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,8 +30,7 @@ from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmU
 from dataloaders.bottleneck.summary import summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError, last_line
-from dataloaders.findings import Facts, Finding, Watch, findings_of
-from dataloaders.findings.toggles import TOGGLES
+from dataloaders.findings import TOGGLES, Facts, Finding, Watch, findings_of
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, Lap, Timed, mean_of
@@ -46,7 +45,7 @@ _HELD_SHARE = 0.03
 _CONTENTION_SHARE = 0.03
 _ADVISING_SHARE = 0.5
 _LAUNCH_SHARE = 0.05
-_ADVISING_ROUNDS = 9
+_FEWEST_ADVISING, _ADVISING_ROUNDS = 4, 9
 _LONGEST_WARM_UP = 3
 """Times the share: where steps never agree or an optimizer's cycle is long."""
 
@@ -87,10 +86,9 @@ class Check:
         progress: called with a `Progress` between blocks, never inside one.
         clock: what blocks are timed with; None: the devices that the step computes on.
         predict: whether to look, once the verdict stands, for what preparation consists of and
-            what remedies would gain; some seconds, unless the step is the bottleneck.
+            what remedies would gain, some seconds; or, if the step is the bottleneck, to measure
+            what settings gain that findings name, for half of the budget more.
         try_candidates: whether to run these remedies with the step, too.
-        advise: also measure what the settings would gain that findings name and that can be tried
-            around the step; for half of the budget more.
         agree: with several ranks, called at the same points of the loop by every rank with the
             numbers of its own; returns those of rank 0. None: this process decides alone.
 
@@ -110,7 +108,6 @@ class Check:
         clock: Clock | None = None,
         predict: bool = True,
         try_candidates: bool = False,
-        advise: bool = False,
         agree: Agree | None = None,
     ) -> None:
         if not budget_s > 0:
@@ -155,7 +152,6 @@ class Check:
         self._running: Generator[Batch, None, None] | None = None
         self._placement: Placement | None = None
         self._watch = Watch()
-        self._advise = advise and agree is None
         self._gains: dict[str, Interval] = {}
         self._launched: Interval | None = None  # seconds of a step that was launched at once
         self._tried: str | None = None  # the setting under which the step runs now
@@ -204,14 +200,21 @@ class Check:
     def _try_toggles(self) -> Iterator[Batch]:
         """Yield blocks of the step alone, as it is and with each setting that a finding names."""
         analysis = self._analysis()
-        names = [one.name for one in self._findings(analysis) if one.name in TOGGLES]
+        found = {one.name for one in self._findings(analysis)} - self._gains.keys()
+        names = [name for name in TOGGLES if name in found - self._untried.keys()]
         facts = self._facts(analysis)
+        most_s = _ADVISING_SHARE * self._budget_s
+        block_s = (SETTLE_STEPS + 1) * self._blocks.cycle * self._blocks.step_s
         if not names or facts is None:
             return
-        self._advise = False
+        if _FEWEST_ADVISING * (1 + len(names)) * block_s > most_s:
+            self._untried.update(dict.fromkeys(names, "; not measured: that wants a larger budget"))
+            return
         rounds: list[dict[str | None, float]] = []
-        until = self._time.now() + _ADVISING_SHARE * self._budget_s
-        while len(rounds) < _ADVISING_ROUNDS and (len(rounds) < 4 or self._time.now() <= until):
+        until = self._time.now() + most_s
+        while len(rounds) < _ADVISING_ROUNDS and (
+            len(rounds) < _FEWEST_ADVISING or self._time.now() <= until
+        ):
             rounds.append({})
             for name in (None, *names):
                 left_s = max(0.1, until - self._time.now())
@@ -226,21 +229,26 @@ class Check:
     def _block_within(
         self, name: str | None, facts: Facts, left_s: float
     ) -> Generator[Batch, None, Timed | None]:
-        """Yield a block of the step alone, each step under setting ``name``; None: as it is."""
+        """Yield a block of the step alone, under setting ``name``; None: as it is."""
         (arm,) = (arm for arm in ARMS if arm.name == "synthetic")
         block = self._blocks.run(arm, left_s)
         self._tried = name
-        try:
+        with ExitStack() as stack:
+            stack.callback(block.close)
+            stack.callback(setattr, self, "_tried", None)
+            try:
+                toggle = TOGGLES[name](facts, self._watch) if name else nullcontext(nullcontext)
+                around_step = stack.enter_context(toggle)
+            except Exception as error:  # such as no memory for weights in another order
+                self.failed(error)
             while name not in self._untried:
-                batch = next(block)
-                with TOGGLES[name](facts) if name else nullcontext():
+                try:
+                    batch = next(block)
+                except StopIteration as end:
+                    took: Timed | None = end.value
+                    return took
+                with around_step():
                     yield batch
-        except StopIteration as end:
-            took: Timed | None = end.value
-            return took
-        finally:
-            self._tried = None
-            block.close()
         return None
 
     def _findings(self, analysis: Analysis | None) -> tuple[Finding, ...]:
@@ -249,7 +257,6 @@ class Check:
                 one,
                 gain=self._gains.get(one.name, one.gain),
                 message=one.message + self._untried.get(one.name, ""),
-                anyway=one.anyway or one.name in self._untried,  # it was asked for
             )
             for one in findings_of(self._facts(analysis))
         )
@@ -316,12 +323,13 @@ class Check:
             found = self._analysis() if self._blocks_done and self._schedule.alone else None
             if found is not None and self._schedule.behind:
                 self._launched = yield from self._blocks.launched(_LAUNCH_SHARE * self._budget_s)
-            wanted = found is not None and (found.verdict != "step-bound" or self._trying)
-            if found is not None and wanted and self._predict:
-                self._tell("causes")
-                yield from self._causes.find(found, trying=self._trying)
-            if self._advise:
-                yield from self._try_toggles()
+            if found is not None and self._predict:
+                step_bound = found.verdict == "step-bound"
+                if not step_bound or self._trying:
+                    self._tell("causes")
+                    yield from self._causes.find(found, trying=self._trying)
+                if step_bound:
+                    yield from self._try_toggles()
         except GeneratorExit:
             # The consumer's own loop ended first; if no block fitted into it, make them shorter.
             if self._warm and self._blocks_done == done_before and self._blocks.salvaged is None:

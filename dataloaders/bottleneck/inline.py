@@ -36,7 +36,7 @@ def bottleneck_check(loader: Any, **options: Any) -> Iterator[Check]:
     Args:
         loader: a DataLoader, torch's or ours, or anything that can be iterated again and again.
         options: of `Check`: ``budget_s``, ``device``, ``progress`` (without it a line in a notebook
-            or on a terminal), ``clock``, ``predict``, ``try_candidates``, ``advise``.
+            or on a terminal), ``clock``, ``predict``, ``try_candidates``.
 
     Raises:
         OptionError: ``budget_s`` is not positive.

@@ -51,7 +51,9 @@ overwritten or deleted: checkpoints go to a folder that the notes name (--let-wr
 W&B, MLflow and TensorBoard are switched off, and DATALOADERS_CHECK=1 is set for the script.
 
 Where the input costs something, the report also says of which calls preparation consists and what
-each remedy would gain, or why it cannot be used (--no-predict turns that off, --try runs them).
+each remedy would gain, or why it cannot be used (--try runs them). Where the step is the limit, it
+names what slows the step down, and measures what settings gain that can be tried from outside, such
+as autocast. --no-predict turns both off.
 
 Under torchrun every rank measures at the same time, and rank 0 reports:
   torchrun --nproc-per-node 2 -m dataloaders check train.py -- ARGS
@@ -89,10 +91,10 @@ cache, which is built first if it is missing and the prediction says that it may
 """
 
 _PROBE = """\
-Runs an unmodified training script on batches of other sizes, made by repeating the samples of its
-first ones (the longest of eight): sizes double until memory ends, then the gap is halved. Prints
-samples a second and memory at each size, and the largest that fits. The script is started anew
-after each size that does not fit, so that it may also be killed for it.
+Runs an unmodified training script on batches of other sizes, made by repeating the samples of one
+of its first batches: the one with the longest samples. Sizes double until memory ends, then the gap
+is halved. Prints samples a second and memory at each size, and the largest that fits. The script is
+started anew after each size that does not fit, so that it may also be killed for it.
 """
 
 _RUN = """\
@@ -200,10 +202,8 @@ def _parser() -> argparse.ArgumentParser:
         "--no-predict",
         action="store_false",
         dest="predict",
-        help="do not look for what preparation consists of, and what remedies would gain",
+        help="do not look for what remedies of the input or settings of the step would gain",
     )
-    gains = "measure what autocast, TF32 and cuDNN's autotuner gain, where they apply"
-    check.add_argument("--advise", action="store_true", help=gains)
     tune = add("tune", "which num_workers, prefetch_factor and pin_memory, or backend?", _TUNE)
     _add_measuring(tune)
     which = tune.add_mutually_exclusive_group()
@@ -216,6 +216,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_measuring(probe, 1.0, "measure each batch size for S seconds")
     most = "try no larger batch than N"
     probe.add_argument("--most", type=_count, default=1 << 20, metavar="N", help=most)
+    look = "find the batch with the longest samples among the first N (8)"
+    probe.add_argument("--look", type=_count, default=8, metavar="N", help=look)
     probe.add_argument("--state", help=argparse.SUPPRESS)  # for the processes that it starts
     run = add("run", "run a script on another backend", _RUN)
     run.add_argument("--backend", required=True, metavar="NAME", help="see dataloaders backends")

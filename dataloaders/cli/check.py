@@ -185,7 +185,6 @@ class _Measuring:
             progress=self.line,
             predict=self._options.predict,
             try_candidates=self._options.try_candidates,
-            advise=self._options.advise,
             agree=None if self.ranks is None else self.ranks.agree,
         )
         self.checks.append(check)

@@ -19,7 +19,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from dataloaders.batches.tree import Batch, leaves, nbytes
+from dataloaders.batches.tree import Batch, nbytes
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
     no_loader,
@@ -29,12 +29,11 @@ from dataloaders.cli.running import (
     untouched_files,
 )
 from dataloaders.findings import Probe, Trial
-from dataloaders.findings.probe import next_size, ran_out, trial_steps
+from dataloaders.findings.probe import next_size, ran_out, rows_of, trial_steps
 from dataloaders.measuring.intervals import Interval
 from dataloaders.scripts.takeover import Takeover
 from dataloaders.scripts.target import Target
 
-_LOOKED_AT = 8
 _RAN_OUT = 77
 """Exit status of a process whose script ran out of memory."""
 _KILLED = (-9, 137)
@@ -83,7 +82,9 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
 
 
 def _start(target: Target, args: list[str], options: Namespace, state: Path) -> int:
-    words = ["--state", str(state), "--budget", str(options.budget), "--most", str(options.most)]
+    words = ["--state", str(state)]
+    for name in ("budget", "most", "look"):
+        words += [f"--{name}", str(getattr(options, name))]
     if options.loader is not None:
         words += ["--loader", str(options.loader)]
     words += ["--let-write"] * options.let_write
@@ -98,8 +99,10 @@ def _probe_here(target: Target, args: list[str], options: Namespace, state: Path
         print(json.dumps(facts), file=found, flush=True)
 
     def probed(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
-        batch = max(itertools.islice(iterate(), _LOOKED_AT), key=nbytes)
-        of = next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
+        # Of padded batches the one whose longest sequence is longest: it has the largest samples.
+        looked_at = itertools.islice(iterate(), options.look)
+        batch = max(looked_at, key=lambda batch: nbytes(batch) / max(1, rows_of(batch)))
+        of = rows_of(batch)
         while (size := next_size(of, trials, options.most)) is not None:
             note(size=size)
             steps = trial_steps(batch, of, size, trials, seconds=options.budget)

@@ -32,6 +32,8 @@ class Facts:
     device: str = "cpu"  # the type of that which does most of the step's arithmetic
     # What each watched step does -> how much of it: times, bytes or operators, the least of them.
     places: Mapping[Place, int] = field(default_factory=dict)
+    # What a step does -> file:line of the first of it: "product", "convolution", "backward", ...
+    sites: Mapping[str, str] = field(default_factory=dict)
     # (device type, dtype, kind) -> floating-point operations; attention counts as products.
     flops: Mapping[tuple[str, torch.dtype, str], int] = field(default_factory=dict)
     convolutions: int = 0  # in a step, forward
@@ -40,6 +42,7 @@ class Facts:
     planar: int = 0  # 2-d convolutions whose inputs of several channels are in NCHW order
     autotuner: bool = False  # cuDNN's flags, as the convolutions ran under them
     deterministic: bool = False
+    convolution_tf32: bool = True
     matmul_precision: str = "highest"  # torch's, for float32
     data_parallel: int = 0  # devices of a torch.nn.DataParallel; 0 without one
     reduces_early: bool = False  # whether DDP reduced in a step after which no optimizer stepped

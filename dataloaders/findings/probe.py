@@ -119,7 +119,7 @@ def probe_batch_sizes(
     """
     if not any(True for _ in leaves(batch)):
         batch = Recipe.spec(batch).make(torch.device("cpu"), torch.Generator().manual_seed(0))
-    of = batch_size or next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
+    of = batch_size or rows_of(batch)
     trials: list[Trial] = []
     with random_states_kept():
         while (size := next_size(of, trials, most)) is not None:
@@ -181,6 +181,11 @@ def trial_steps(
         clock.wait()
         took.append(clock.seconds(first, last))
     return Trial(size, mean_of(took[2:]), _peak())
+
+
+def rows_of(batch: Batch) -> int:
+    """Return the first size of the first tensor that has one: samples; 0 without one."""
+    return next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
 
 
 def resized(batch: Batch, of: int, size: int) -> Batch:

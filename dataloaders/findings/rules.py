@@ -20,9 +20,15 @@ _WORTH = 10**9
 """Floating-point operations of a step from which the way that they are done is worth a change."""
 _SHORTEST_CHAIN = 3
 _FULL = 0.9
-_GUIDE = "PyTorch Performance Tuning Guide: "
-_CUDA = "docs.pytorch.org/docs/stable/notes/cuda.html: "
-_ON_THE_CPU = _GUIDE + "CPU specific optimizations"
+
+
+def _guide(section: str) -> str:
+    page = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+    return f"PyTorch Performance Tuning Guide: {section}, {page}"
+
+
+def _cuda(section: str) -> str:
+    return f"CUDA semantics: {section}, https://docs.pytorch.org/docs/stable/notes/cuda.html"
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Finding:
         name: of the entry, such as "synchronisation".
         message: what was found, why it costs, and what to write instead.
         where: ``file:line`` in the user's code, or None.
-        source: the guide that the advice comes from: its section, or an address.
+        source: the guide that the advice comes from, its section, and ", " with its address.
         gain: seconds a batch that the change would save, measured; None if it was not measured.
         anyway: whether it holds whatever holds the loop back: something left on, a wait that keeps
             the host from running ahead.
@@ -53,7 +59,8 @@ class Finding:
             low, high = 1e3 * self.gain.low, 1e3 * self.gain.high
             gain = f"; measured here: {1e3 * self.gain.estimate:.2f} ms a batch less "
             gain += f"({low:.2f} to {high:.2f})"
-        return f"{where}{self.message}{gain} [{self.source}]"
+        title, _, _ = self.source.partition(", https://")
+        return f"{where}{self.message}{gain} [{title}]"
 
 
 def findings_of(facts: Facts | None) -> tuple[Finding, ...]:
@@ -72,21 +79,27 @@ def _left_on(facts: Facts) -> Iterator[Finding]:
 
     for place in facts.of_kind("debugging"):
         message = f"{place.what} is on: it slows each step down; switch it off for training"
-        yield found("debugging", message, place.where, _GUIDE + "Disable debugging APIs")
+        yield found(
+            "debugging", message, facts.sites.get(place.what), _guide("Disable debugging APIs")
+        )
     for place in facts.of_kind("sync"):
         if place.device != "cpu":
             message = (
                 f"{place.what} waits for the device in each step, so that the host cannot run "
-                "ahead: do it every so many steps, or keep the value on the device"
+                "ahead: "
+            ) + (
+                "copy it so from pinned memory (pin_memory=True)"
+                if "non_blocking" in place.what
+                else "do it every so many steps, or keep the value on the device"
             )
-            source = _GUIDE + "Avoid unnecessary CPU-GPU synchronization"
+            source = _guide("Avoid unnecessary CPU-GPU synchronization")
             yield found("synchronisation", message, place.where, source)
     for place in facts.of_kind("moved"):
         message = (
             f"{place.what} is copied to {place.device} in each step: make it there "
             f"(device={place.device!r}), or once before the loop"
         )
-        source = _GUIDE + "Create tensors directly on the target device"
+        source = _guide("Create tensors directly on the target device")
         yield found("made-on-cpu", message, place.where, source)
     for place in facts.of_kind("empty_cache"):
         if facts.device == "cuda":
@@ -94,7 +107,7 @@ def _left_on(facts: Facts) -> Iterator[Finding]:
                 "empty_cache() in each step waits for the device and gives back memory for which "
                 "the next step has to ask the driver again: leave it out"
             )
-            yield found("empty-cache", message, place.where, _CUDA + "Memory management")
+            yield found("empty-cache", message, place.where, _cuda("Memory management"))
 
 
 def _processes(facts: Facts) -> Iterator[Finding]:
@@ -104,14 +117,15 @@ def _processes(facts: Facts) -> Iterator[Finding]:
             "all of them from one process: use DistributedDataParallel, one process a device "
             "(torchrun)"
         )
-        source = _GUIDE + "Use efficient data-parallel backend"
-        yield Finding("data-parallel", message, None, source)
+        source = _guide("Use efficient data-parallel backend")
+        yield Finding("data-parallel", message, facts.sites.get("data-parallel"), source)
     if facts.reduces_early and facts.cycle > 1:
         message = (
             f"DDP reduces gradients in each backward pass, and the optimizer steps after "
             f"{facts.cycle}: run the first {facts.cycle - 1} in `with model.no_sync():`"
         )
-        yield Finding("accumulation", message, None, _GUIDE + "Skip unnecessary all-reduce")
+        source = _guide("Skip unnecessary all-reduce")
+        yield Finding("accumulation", message, facts.sites.get("backward"), source)
 
 
 def _model(facts: Facts) -> Iterator[Finding]:
@@ -121,18 +135,20 @@ def _model(facts: Facts) -> Iterator[Finding]:
             f"zero_grad(set_to_none=False) writes zeros over {text} of gradients in each step, to "
             "which backward then adds: leave set_to_none at its default"
         )
-        yield Finding("zero-grad", message, place.where, _GUIDE + "Use parameter.grad = None")
-    if names := [place.what for place in facts.of_kind("bias")]:
+        yield Finding("zero-grad", message, place.where, _guide("Use parameter.grad = None"))
+    if places := list(facts.of_kind("bias")):
+        names = [place.what for place in places]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         message = (
             f"{', '.join(names[:3])}{more}: the batch norm right after the convolution takes its "
             "bias away again: make it with bias=False"
         )
-        source = _GUIDE + "Disable bias for convolutions before a batch norm"
-        yield Finding("bias", message, None, source)
+        source = _guide("Disable bias for convolutions directly followed by a batch norm")
+        yield Finding("bias", message, places[0].where, source)
 
 
 def _arithmetic(facts: Facts) -> Iterator[Finding]:
+    convolved = facts.sites.get("convolution")
     single, half = facts.work(torch.float32), facts.work(torch.float16, torch.bfloat16)
     if facts.half is not None and single >= _WORTH and half <= single / 3:
         how = f"`with torch.autocast({facts.device!r}, dtype={facts.half}):`"
@@ -143,14 +159,21 @@ def _arithmetic(facts: Facts) -> Iterator[Finding]:
             if facts.device == "cpu"
             else f"tensor cores are faster in 16 bits: put the forward pass into {how}{scaled}"
         )
-        yield Finding("autocast", message, None, _GUIDE + "Use mixed precision and AMP")
-    products = facts.work(torch.float32, kinds=("product",))
-    if facts.tf32 and facts.matmul_precision == "highest" and products >= _WORTH:
-        message = (
-            f"{_giga(products)} a step are products in full float32, without tensor cores: "
-            'torch.set_float32_matmul_precision("high") allows TF32'
-        )
-        yield Finding("matmul-precision", message, None, _CUDA + "TensorFloat-32")
+        where = convolved or facts.sites.get("product")
+        yield Finding("autocast", message, where, _guide("Use mixed precision and AMP"))
+    high = 'torch.set_float32_matmul_precision("high")'
+    for name, kind, precise, how in (
+        ("matmul-precision", "product", facts.matmul_precision == "highest", high),
+        ("convolution-precision", "convolution", not facts.convolution_tf32,
+         "torch.backends.cudnn.allow_tf32 = True, its default,"),
+    ):  # fmt: skip
+        work = facts.work(torch.float32, kinds=(kind,))
+        if facts.tf32 and precise and work >= _WORTH:
+            message = (
+                f"{_giga(work)} a step are {kind}s in full float32, without tensor cores: "
+                f"{how} allows TF32"
+            )
+            yield Finding(name, message, facts.sites.get(kind), _cuda("TensorFloat-32"))
     fixed = facts.fixed_shapes and not facts.varied
     chosen_by_rule = not (facts.autotuner or facts.deterministic)
     if facts.device == "cuda" and facts.convolutions and fixed and chosen_by_rule:
@@ -158,28 +181,28 @@ def _arithmetic(facts: Facts) -> Iterator[Finding]:
             f"{facts.convolutions} convolutions of fixed shape run with algorithms that cuDNN "
             "chooses by rule: torch.backends.cudnn.benchmark = True times them once"
         )
-        yield Finding("autotuner", message, None, _GUIDE + "Enable cuDNN auto-tuner")
+        yield Finding("autotuner", message, convolved, _guide("Enable cuDNN auto-tuner"))
     work = facts.work(torch.float32, torch.float16, torch.bfloat16, kinds=("convolution",))
     if facts.device == "cuda" and facts.half and facts.planar and work >= _WORTH:
         message = (
             f"{facts.planar} convolutions read NCHW tensors, which tensor cores want rearranged: "
             "model.to(memory_format=torch.channels_last), and the images too, with autocast"
         )
-        source = _GUIDE + "Enable channels_last memory format"
-        yield Finding("channels-last", message, None, source)
+        source = _guide("Enable channels_last memory format")
+        yield Finding("channels-last", message, convolved, source)
     for place, length in facts.of_kind("chain").items():
         if length >= _SHORTEST_CHAIN:
             message = (
                 f"{length} pointwise operators in a row each read and write the whole tensor: "
                 "torch.compile makes one kernel of them"
             )
-            yield Finding("pointwise", message, place.where, _GUIDE + "Fuse operations")
+            yield Finding("pointwise", message, place.where, _guide("Fuse operations"))
 
 
 def _around(facts: Facts) -> Iterator[Finding]:
     """Yield what concerns cores and memory."""
     if threads := _threads(facts):
-        yield Finding("threads", threads, None, _ON_THE_CPU)
+        yield Finding("threads", threads, None, _guide("CPU specific optimizations"))
     if facts.contention is not None and facts.device == "cpu" and facts.workers:
         left = max(1, facts.cores - facts.workers)
         message = (
@@ -190,13 +213,15 @@ def _around(facts: Facts) -> Iterator[Finding]:
             if left >= facts.threads
             else f"torch.set_num_threads({left}), or fewer workers"
         )
-        yield Finding("contention", message, None, _ON_THE_CPU, facts.contention)
+        yield Finding(
+            "contention", message, None, _guide("CPU specific optimizations"), facts.contention
+        )
     if facts.memory is not None and facts.memory > _FULL and not facts.checkpointed:
         message = (
             f"the step takes {facts.memory:.0%} of the device's memory at its most: if that limits "
             "the batch, torch.utils.checkpoint computes activations again instead of keeping them"
         )
-        yield Finding("checkpointing", message, None, _GUIDE + "Checkpoint intermediate buffers")
+        yield Finding("checkpointing", message, None, _guide("Checkpoint intermediate buffers"))
 
 
 def _threads(facts: Facts) -> str:
