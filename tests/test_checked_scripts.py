@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -182,30 +183,46 @@ WRITES = OPTIMIZER + LOADER + (
     "    save_file(model.state_dict(), 'out/step-2/model.safetensors')\n"
     "    (folder / 'step-2' / 'state.json').write_text('{}')\n"
     "    (folder / 'last.pt').rename(folder / 'best.pt')\n"
+    "    os.remove('linked.pt')\n"  # as timm's saver replaces its best one
+    "    os.link('again.pt', 'linked.pt')\n"
+    "    os.remove('latest.pt')\n"
+    "    Path('latest.pt').symlink_to('linked.pt')\n"
+    "    for name in ('linked.pt', 'latest.pt'): print(name, len(torch.load(name)))\n"
+    "    (folder / 'events.out.tfevents.1').write_text('')\n"
+    "    print({name: os.environ[name] for name in os.environ if name.startswith(\n"
+    "        ('DATALOADERS_CHECK', 'MLFLOW', 'TENSORBOARD', 'WANDB'))})\n"
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("let", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_files_that_existed_are_neither_overwritten_moved_nor_deleted(tmp_path, let):
     (tmp_path / "out" / "step-1").mkdir(parents=True)
-    names = ("again.pt", "log.txt", "old.pt", "out/last.pt", "out/step-1/model.safetensors")
-    before = {name: f"{name} of three weeks" for name in names}
+    names = ("again.pt", "latest.pt", "linked.pt", "log.txt", "old.pt", "out/last.pt")
+    before = {name: f"{name} of three weeks" for name in (*names, "out/step-1/model.safetensors")}
     for name, text in before.items():
         (tmp_path / name).write_text(text)
-    done = check(tmp_path, WRITES, "--quiet", *(["--let-write"] if let else []))
+    done = check(tmp_path, WRITES, "--no-predict", *(["--let-write"] if let else []))
     assert done.returncode == 0, done.stderr
     assert "read back: log.txt of three weeks; and a line" in done.stdout
-    assert "Linear\n['bias', 'weight']\n" in done.stdout
+    assert "Linear\n['bias', 'weight']\nlinked.pt 2\nlatest.pt 2\n" in done.stdout
     files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "train.py"]
     left = {str(path.relative_to(tmp_path)): path.read_bytes() for path in files}
+    events = "out/events.out.tfevents.1"
     if let:
         assert left["log.txt"] == b"log.txt of three weeks; and a line"
-        assert {"out/best.pt", "out/step-2/state.json"} < set(left)
+        assert {"out/best.pt", "out/step-2/state.json", events} < set(left)
         assert not {"old.pt", "out/last.pt", "out/step-1/model.safetensors"} & set(left)
     else:
         before["dataset.idx"] = "made by the way"  # what is no model may stay
         assert left == {name: text.encode() for name, text in before.items()}
         assert not (tmp_path / "out" / "step-2").exists()
+        scratch = re.search("note: written to (.+) and not in place", done.stdout)[1]
+        assert Path(f"{scratch}{tmp_path}", events).is_file()
+        trackers = (
+            f"{{'DATALOADERS_CHECK': '1', 'WANDB_MODE': 'disabled', 'MLFLOW_TRACKING_URI': "
+            f"'file://{scratch}/mlruns', 'TENSORBOARD_LOGGING_DIR': '{scratch}/tensorboard'}}"
+        )
+        assert trackers in done.stdout
 
 
 # processes --------------------------------------------------------------------------------------
