@@ -1,7 +1,7 @@
 """Real scripts under ``dataloaders check``: which loop it measures, that it ends, what it leaves.
 
 Each runs as a process of its own. What is asserted is what is measured and what is said, not how
-long anything took; the verdicts on such loops are the bench's (``python -m bench scripts``).
+long anything took; but for one test, which compares verdicts with brute force as the bench does.
 """
 
 import json
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.loop_shapes import SHAPES
+from bench.scripts import examined, of_ours
 from dataloaders.scripts.ranks import straggler
 from helpers import warm
 
@@ -151,6 +153,18 @@ def test_two_loaders_in_step_name_the_one_that_is_not_measured(tmp_path):
     other = "loader 2 (DataLoader of Data, 100 batches of 4, num_workers=0)"
     assert any(other in note for note in report["notes"]), report["notes"]
     assert report["verdict"] != "step-bound"
+
+
+@pytest.mark.measures
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("load", [0.2, 20.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_verdict_on_a_shape_of_loop_is_what_brute_force_finds(shape, load):
+    found = examined(of_ours(shape, load, step=20.0, workers=0, steps=100), budget_s=15)
+    assert not found.failed, (found.status, found.findings)
+    assert found.answered, (found.verdict, found.truth)
+    assert not found.wrong, (found.verdict, found.truth)
+    assert (found.truth > 1.5) == (load == 20), "the script does not do what its shape says"
 
 
 # what it leaves ---------------------------------------------------------------------------------
