@@ -12,7 +12,6 @@ loader's batches and on eight of these, over and over (``python -m bench.scripts
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -201,17 +200,14 @@ def _of_others() -> list[Script]:
     ]  # fmt: skip
 
 
-def _brute_force(arguments: list[str]) -> None:
+def _brute_force(words: list[str], seconds: float = 30.0) -> None:
     """Run a script of others' and print the rate of its loop, on real batches or on held ones."""
     from dataloaders.scripts.scratch import Scratch
     from dataloaders.scripts.takeover import Takeover
     from dataloaders.scripts.target import Target
 
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--resident", action="store_true")
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    options = parser.parse_args(arguments)
+    resident = words[0] == "--resident"
+    words = [word for word in words if word not in ("--", "--resident")]
     rates: list[float] = []
 
     def batches(iterate: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -220,18 +216,17 @@ def _brute_force(arguments: list[str]) -> None:
 
     def measure(loader: Any, iterate: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         real = batches(iterate)
-        held = [next(real) for _ in range(8)] if options.resident else []
+        held = [next(real) for _ in range(8)] if resident else []
         done, began = 0, time.perf_counter()
         counted, since = 0, began
-        while time.perf_counter() - began < options.seconds:
+        while time.perf_counter() - began < seconds:
             yield held[done % 8] if held else next(real)
             done += 1
-            if time.perf_counter() - began < options.seconds / 5:
+            if time.perf_counter() - began < seconds / 5:
                 counted, since = done, time.perf_counter()
         rates.append((done - counted) / (time.perf_counter() - since))
 
     takeover = Takeover(measure)
-    words = [word for word in options.command if word != "--"]
     target = Target(words[1], "module") if words[0] == "-m" else Target(words[0], "file")
     with Scratch(lambda: takeover.optimizers.steps > 0), takeover:
         target.run(words[2:] if words[0] == "-m" else words[1:])

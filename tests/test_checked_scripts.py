@@ -138,23 +138,6 @@ def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(bat
     assert "a thread of the script takes its batches ahead of the step" in done.stderr
 
 
-@pytest.mark.nightly
-def test_two_loaders_in_step_name_the_one_that_is_not_measured(tmp_path):
-    text = OPTIMIZER + (
-        "labelled = DataLoader(Data(400, 0), batch_size=4)\n"
-        "unlabelled = DataLoader(Data(400, 0.002), batch_size=4)\n"
-        "for epoch in range(1000):\n"
-        "    for batch, other in zip(labelled, unlabelled): train_on(batch, optimizer)\n"
-    )
-    result = tmp_path / "report.json"
-    done = check(tmp_path, text, "--json", result, budget=1.5)
-    assert measured_in(done).startswith("1: ")
-    report = json.loads(result.read_text())
-    other = "loader 2 (DataLoader of Data, 100 batches of 4, num_workers=0)"
-    assert any(other in note for note in report["notes"]), report["notes"]
-    assert report["verdict"] != "step-bound"
-
-
 @pytest.mark.measures
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("load", [0.0, 20.0])
