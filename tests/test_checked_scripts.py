@@ -204,6 +204,11 @@ WRITES = OPTIMIZER + LOADER + (
     "            torch.save(model.state_dict(), 'new.pt')\n"
     "            model.load_state_dict(torch.load('again.pt'))\n"
     "finally:\n"
+    "    os.link('log.txt', 'log.bak')\n"  # this, chmod and utime change a file's st_ctime
+    "    shutil.copy2('new.pt', 'copied.pt')\n"
+    "    os.remove('copied.pt')\n"
+    "    os.chmod('moded.pt', 0o600)\n"
+    "    os.remove('moded.pt')\n"
     "    with open('log.txt', 'a') as log: log.write('; and a line')\n"
     "    print('read back:', open('log.txt').read())\n"
     "    os.remove('old.pt')\n"
@@ -232,8 +237,9 @@ WRITES = OPTIMIZER + LOADER + (
 @pytest.mark.parametrize("let", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_files_that_existed_are_neither_overwritten_moved_nor_deleted(tmp_path, let):
     (tmp_path / "out" / "step-1").mkdir(parents=True)
-    names = ("again.pt", "latest.pt", "linked.pt", "log.txt", "old.pt", "out/last.pt")
-    before = {name: f"{name} of three weeks" for name in (*names, "out/step-1/model.safetensors")}
+    names = [f"{name}.pt" for name in ("again", "copied", "latest", "linked", "moded", "old")]
+    names += ["log.txt", "out/last.pt", "out/step-1/model.safetensors"]
+    before = {name: f"{name} of three weeks" for name in names}
     for name, text in before.items():
         (tmp_path / name).write_text(text)
     done = check(tmp_path, WRITES, "--no-predict", *(["--let-write"] if let else []))
@@ -249,6 +255,7 @@ def test_files_that_existed_are_neither_overwritten_moved_nor_deleted(tmp_path, 
         assert not {"old.pt", "out/last.pt", "out/step-1/model.safetensors"} & set(left)
     else:
         before["dataset.idx"] = "made by the way"  # what is no model may stay
+        before["log.bak"] = before["log.txt"]
         assert left == {name: text.encode() for name, text in before.items()}
         assert not (tmp_path / "out" / "step-2").exists()
         scratch = re.search("note: written to (.+) and not in place", done.stdout)[1]

@@ -15,6 +15,7 @@ written in C opens itself, and files that are opened for changing in place (``"r
 from __future__ import annotations
 
 import builtins
+import errno
 import functools
 import importlib
 import importlib.util
@@ -53,6 +54,7 @@ class Scratch:
         self.kept: list[str] = []  # what the program wanted to delete or move
         self._training = training
         self._leave = _NOT_FILES if but_in is None else (*_NOT_FILES, f"{but_in}{os.sep}")
+        self._old: set[str] = set()  # files seen to be so: st_ctime may change
         self._new_files: list[str] = []
         self._new_folders: list[str] = []
         self._began_ns = 0
@@ -76,6 +78,8 @@ class Scratch:
             (os, "replace", self._move),
             (os, "link", functools.partial(self._link, os.link)),
             (os, "symlink", functools.partial(self._link, os.symlink)),
+            (os, "chmod", self._at(os.chmod, 0, "path", self._changes)),
+            (os, "utime", self._at(os.utime, 0, "path", self._changes)),
             (os, "mkdir", self._mkdir),
             (shutil, "rmtree", self._rmtree),
             (torch, "save", self._at(torch.save, 1, "f", self._writes)),
@@ -168,13 +172,16 @@ class Scratch:
             make(src, dst, *args, **options)
             return
         absolute, source, target = _absolute(dst), src, dst
+        shares = make.__name__ == "link" and self._is_old(src)  # one file with two names
         if make.__name__ == "symlink":  # relative to where it stands
             source = os.path.join(os.path.dirname(dst), src)
         if absolute in self.kept and absolute not in self.diverted:  # the program removed it
             self.diverted[absolute] = target = self._aside(absolute)
-        elif not os.path.lexists(dst):
+        elif os.path.lexists(dst):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
+        else:
             self._writes(dst)
-        if target == dst and self._reads(source) == source:
+        if target == dst and self._reads(source) == source and not shares:
             make(src, dst, *args, **options)
         elif os.path.isfile(self._reads(source)):
             shutil.copy(self._reads(source), target)
@@ -222,14 +229,22 @@ class Scratch:
         os.makedirs(aside.parent, exist_ok=True)
         return str(aside)
 
+    def _changes(self, path: Any) -> Any:
+        """Return the path of the file whose mode or times, and so st_ctime, are to be changed."""
+        if isinstance(path, (str, os.PathLike)):
+            self._is_old(path)  # remembered
+        return self._reads(path)
+
     def _is_old(self, path: Any, follow: bool = True) -> bool:
         try:
-            found = os.stat(path, follow_symlinks=follow)
+            found, absolute = os.stat(path, follow_symlinks=follow), _absolute(path)
         except (OSError, ValueError, TypeError):
             return False
         is_file = stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)
-        old = is_file and found.st_ctime_ns <= self._began_ns
-        return old and not _absolute(path).startswith(self._leave)
+        old = is_file and (found.st_ctime_ns <= self._began_ns or absolute in self._old)
+        if old:
+            self._old.add(absolute)
+        return old and not absolute.startswith(self._leave)
 
     def _holds_old(self, folder: Any) -> bool:
         return any(
