@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+import torch.distributed
+import torch.multiprocessing
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 SHAPES: dict[str, Callable[[argparse.Namespace], None]] = {}
 
@@ -50,15 +54,10 @@ class Training:
         self.done = 0
         self.began = 0.0
 
-    def loader(self, **changes: Any) -> DataLoader[torch.Tensor]:
+    def loader(self, count: int = 4096, **changes: Any) -> DataLoader[torch.Tensor]:
         given = {"batch_size": 4, "shuffle": True, "num_workers": self.options.workers, **changes}
-        count = given.pop("count", 4096)
-        kind = given.pop("kind", DataLoader)
-        loaded: DataLoader[torch.Tensor] = kind(
-            Loaded(self.options.load / 4000, count), persistent_workers=given["num_workers"] > 0,
-            **given,
-        )  # fmt: skip
-        return loaded
+        given.setdefault("persistent_workers", given["num_workers"] > 0)
+        return DataLoader(Loaded(self.options.load / 4000, count), **given)
 
     def forward(self, batch: torch.Tensor, update: bool = True) -> None:
         self.model(batch).mean().backward()
@@ -74,18 +73,99 @@ class Training:
             self.began = time.perf_counter()
         if self.done == self.options.steps:
             rate = (self.done - self.options.steps // 5) / (time.perf_counter() - self.began)
-            print(f"steps a second: {rate:.4f}", flush=True)
+            if os.environ.get("RANK", "0") == "0":
+                print(f"steps a second: {rate:.4f}", flush=True)
             raise SystemExit
+
+
+def train(training: Training, loader: DataLoader[torch.Tensor]) -> None:
+    for _ in itertools.count():
+        for batch in loader:
+            training.forward(batch)
 
 
 @shape
 def plain(options: argparse.Namespace) -> None:
     """The loop of PyTorch's tutorials."""
     training = Training(options)
-    loader = training.loader()
+    train(training, training.loader())
+
+
+@shape
+def normalized(options: argparse.Namespace) -> None:
+    """A first pass over the data, for their mean and deviation."""
+    training = Training(options)
+    loader = training.loader(count=240)
+    seen = torch.cat(list(loader))
+    assert seen.std() > 0
+    train(training, loader)
+
+
+@shape
+def looked_at(options: argparse.Namespace) -> None:
+    """A batch for the log, of a new iterator over the same loader, every 20 steps."""
+    training = Training(options)
+    loader = training.loader(persistent_workers=False)
+    for _ in itertools.count():
+        for index, batch in enumerate(loader):
+            training.forward(batch)
+            if index % 20 == 9:
+                next(iter(loader))
+
+
+@shape
+def in_a_thread(options: argparse.Namespace) -> None:
+    """The whole loop in a thread of the script, as a user interface has it."""
+    training = Training(options)
+    thread = threading.Thread(target=train, args=(training, training.loader()))
+    thread.start()
+    thread.join()
+
+
+@shape
+def compiled(options: argparse.Namespace) -> None:
+    """torch.compile: the first step takes seconds."""
+    training = Training(options)
+    training.model = torch.compile(training.model, backend="aot_eager")
+    train(training, training.loader())
+
+
+@shape
+def varied(options: argparse.Namespace) -> None:
+    """Sequences of six lengths; a step pays once for each (cudnn.benchmark, a recompilation)."""
+    training = Training(options)
+    loader, seen = training.loader(collate_fn=padded), set()
     for _ in itertools.count():
         for batch in loader:
+            if batch.shape not in seen:
+                seen.add(batch.shape)
+                time.sleep(0.1)
             training.forward(batch)
+
+
+def padded(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(samples)[:, None].repeat(1, 1 + int(samples[0][0]) % 6, 1)
+
+
+@shape
+def spawned(options: argparse.Namespace) -> None:
+    """Training in a process that ``mp.spawn`` starts."""
+    torch.multiprocessing.spawn(in_child, (options,))  # type: ignore[attr-defined, no-untyped-call]
+
+
+def in_child(rank: int, options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    plain(options)
+
+
+@shape
+def ranks(options: argparse.Namespace) -> None:
+    """Ranks of torchrun, each with a part of the data."""
+    torch.distributed.init_process_group("gloo")
+    training = Training(options)
+    training.model = torch.nn.parallel.DistributedDataParallel(training.model)
+    sampler = DistributedSampler(range(4096), drop_last=True)  # type: ignore[arg-type, var-annotated]
+    train(training, training.loader(sampler=sampler, shuffle=False))
 
 
 @shape

@@ -12,15 +12,17 @@ loader's batches and on eight of these, over and over (``python -m bench.scripts
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from bench.harness import Case, Cell, Result, Scale
 from bench.loop_shapes import SHAPES
 
 _MARGIN = 1.05
+_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+_TO_END_S = 30
 _INPUT_BOUND = ("input-bound", "transfer-bound", "contention-bound")
 
 
@@ -39,16 +43,109 @@ class Script:
     Attributes:
         name: in the table.
         command: what follows ``dataloaders check``.
+        truth: what follows ``python`` to print its steps a second; with input as it is, and free.
         folder: where it runs.
-        rate: its steps a second, with input as it is (True) or free (False).
         path: folders that it imports from.
+        launcher: what follows ``python`` before all of that.
+        ours: whether it is known to be free of what `findings` finds.
     """
 
     name: str
     command: tuple[str, ...]
-    folder: Path
-    rate: Callable[[bool], float]
+    truth: tuple[tuple[str, ...], tuple[str, ...]]
+    folder: Path = Path()
     path: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()
+    ours: bool = False
+
+    def run(self, words: tuple[str, ...], most_s: float) -> subprocess.CompletedProcess[str]:
+        """Return what ``python *words`` gives; its status is 124 if it does not end in time."""
+        here = str(Path(__file__).resolve().parents[1])
+        path = [*self.path, here, *filter(None, [os.environ.get("PYTHONPATH")])]
+        command = [sys.executable, *self.launcher, *words]
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(
+                command, cwd=self.folder, stdout=output, stderr=errors, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            )  # fmt: skip
+            try:
+                status = process.wait(most_s)
+            except subprocess.TimeoutExpired:
+                status = 124
+                os.killpg(process.pid, signal.SIGTERM)  # a launcher then ends its ranks
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_TO_END_S)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            output.seek(0)
+            errors.seek(0)
+            return subprocess.CompletedProcess(command, status, output.read(), errors.read())
+
+    def rate(self, words: tuple[str, ...]) -> float:
+        """Return its steps a second; NaN if it trains where they are not counted, or not at all."""
+        told = re.search("steps a second: ([0-9.]+)", self.run(words, 300).stdout)
+        return float(told[1]) if told else math.nan
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What the check said of a script, and the truth."""
+
+    script: Script
+    report: dict[str, Any] | None  # None: nothing was measured
+    status: int  # of the check
+    seconds: float  # that it took
+    truth: float  # steps a second with free input / as it is; NaN: not known
+
+    @property
+    def verdict(self) -> str:
+        return "none" if self.report is None else str(self.report["verdict"])
+
+    @property
+    def findings(self) -> list[str]:
+        return [] if self.report is None else [one["name"] for one in self.report["findings"]]
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the verdict is not what the truth says; an unknown one says nothing."""
+        if self.verdict in _INPUT_BOUND:
+            return self.truth < _MARGIN / 1.02
+        return self.verdict == "step-bound" and self.truth > 1.08 * 1.02
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is a verdict, and a truth to compare it with."""
+        return self.verdict not in ("inconclusive", "none") and not math.isnan(self.truth)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the check failed, or saw in a script of ours what is not there."""
+        return self.status != 0 or (self.script.ours and bool(self.findings))
+
+    def row(self) -> tuple[Cell, ...]:
+        bound = None if self.report is None else self.report["speedup_bound"]
+        said = "" if bound is None else "{estimate:.2f} ({low:.2f} to {high:.2f})".format(**bound)
+        truth = None if math.isnan(self.truth) else round(self.truth, 2)
+        works = "yes" if self.status == 0 else f"status {self.status}"
+        found = ", ".join(self.findings)
+        return (self.script.name, works, self.verdict, said, truth, found, round(self.seconds, 1))
+
+
+def examined(script: Script, budget_s: float) -> Examined:
+    """Check ``script``, then find its truth."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "report.json")
+        words = ("-m", "dataloaders", "check", "--quiet", "--no-predict", "--budget",
+                 f"{budget_s:g}", "--json", str(result), *script.command)  # fmt: skip
+        done = script.run(words, 120 + 10 * budget_s)
+        report = json.loads(result.read_text()) if result.is_file() else None
+    took = time.perf_counter() - began
+    if report is None:
+        print(f"{script.name}: {done.stderr[-400:]}", file=sys.stderr)
+    real, free = map(script.rate, script.truth)
+    return Examined(script, report, done.returncode, took, free / real)
 
 
 def run(scale: Scale) -> Result:
@@ -56,113 +153,61 @@ def run(scale: Scale) -> Result:
     loads = scale.pick(
         full=[(1.0, 20.0, 0), (20.0, 20.0, 0), (20.0, 20.0, 2)], tiny=[(5.0, 5.0, 0)]
     )
-    scripts = [_of_ours(name, *load, scale) for name in shapes for load in loads]
+    steps = scale.pick(full=300, tiny=10)
+    scripts = [of_ours(name, *load, steps) for name in shapes for load in loads]
     scripts += [] if scale.tiny else _of_others()
-    budget_s = scale.pick(full=20.0, tiny=1.0)
-    rows: list[tuple[Cell, ...]] = []
-    wrong = undecided = 0
-    for script in scripts:
-        took = time.perf_counter()
-        report, status = _checked(script, budget_s)
-        took = time.perf_counter() - took
-        truth = script.rate(False) / script.rate(True)
-        verdict = "none" if report is None else str(report["verdict"])
-        undecided += verdict in ("inconclusive", "none")
-        wrong += _wrong(verdict, truth)
-        bound = None if report is None else report["speedup_bound"]
-        said = "" if bound is None else "{estimate:.2f} ({low:.2f} to {high:.2f})".format(**bound)
-        rows.append((script.name, "yes" if status == 0 else f"status {status}", verdict, said,
-                     round(truth, 2), round(took, 1)))  # fmt: skip
+    found = [examined(script, scale.pick(full=20.0, tiny=1.0)) for script in scripts]
+    wrong, failed = sum(one.wrong for one in found), sum(one.failed for one in found)
+    open_ = sum(not one.answered for one in found)
     return Result(
-        headings=("script", "works", "verdict", "real / synthetic", "truth", "s"),
-        rows=tuple(rows),
-        met=wrong == 0 and undecided <= len(scripts) / 10,
+        headings=("script", "works", "verdict", "real / synthetic", "truth", "findings", "s"),
+        rows=tuple(one.row() for one in found),
+        met=wrong == failed == 0 and open_ <= len(found) / 10,
         notes=(
-            f"{len(scripts)} scripts: {wrong} wrong, {undecided} inconclusive. Truth: steps a "
-            "second with free input / as it is, each run once.",
+            f"{len(found)} scripts: {wrong} wrong, {failed} failed, {open_} inconclusive or of "
+            "unknown truth. Truth: steps a second with free input / as it is, each run once.",
         ),
     )
 
 
-def _wrong(verdict: str, truth: float) -> bool:
-    if verdict in _INPUT_BOUND:
-        return truth < _MARGIN / 1.02
-    return verdict == "step-bound" and truth > 1.08 * 1.02
+def of_ours(name: str, load: float, step: float, workers: int, steps: int) -> Script:
+    """Return a shape of `bench.loop_shapes`; its truth is the rate of ``steps`` steps."""
+    steps = min(steps, 40) if name == "one_epoch" else steps
 
-
-def _checked(script: Script, budget_s: float) -> tuple[dict[str, Any] | None, int]:
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder, "report.json")
-        words = ["-m", "dataloaders", "check", "--quiet", "--no-predict"]
-        words += ["--budget", f"{budget_s:g}"]
-        done = _python([*words, "--json", str(result), *script.command], script.folder, budget_s,
-                       script.path)  # fmt: skip
-        if not result.is_file():
-            print(f"{script.name}: {done.stderr[-400:]}", file=sys.stderr)
-            return None, done.returncode
-        return json.loads(result.read_text()), done.returncode
-
-
-def _of_ours(name: str, load: float, step: float, workers: int, scale: Scale) -> Script:
-    steps = scale.pick(full=40 if name == "one_epoch" else 300, tiny=10)
-
-    def words(load: float) -> list[str]:
+    def words(load: float) -> tuple[str, ...]:
         given = f"--load {load} --step {step} --workers {workers}"
-        return ["-m", "bench.loop_shapes", name, *given.split()]
+        return ("-m", "bench.loop_shapes", name, *given.split())
 
-    def rate(real: bool) -> float:
-        done = _python([*words(load if real else 0), "--steps", str(steps)], Path.cwd(), 60)
-        return float(done.stdout.rpartition("steps a second: ")[2])
-
-    title = f"{name}, load {load:g} ms, step {step:g} ms, {workers} workers"
-    return Script(title, tuple(words(load)), Path.cwd(), rate)
+    counted = ("--steps", str(steps))
+    return Script(
+        f"{name}, load {load:g} ms, step {step:g} ms, {workers} workers",
+        words(load),
+        ((*words(load), *counted), (*words(0), *counted)),
+        launcher=_TORCHRUN if name == "ranks" else (),
+        ours=True,
+    )
 
 
 def _of_others() -> list[Script]:
     listed = os.environ.get("BENCH_SCRIPTS")
-    if listed is None:
-        return []
-    scripts = []
-    for one in json.loads(Path(listed).read_text()):
-        folder, path = Path(one.get("folder", ".")), tuple(one.get("path", ()))
-
-        def rate(
-            real: bool, one: Any = one, folder: Path = folder, path: tuple[str, ...] = path
-        ) -> float:
-            words = ["-m", "bench.scripts", *([] if real else ["--resident"]), *one["command"]]
-            try:
-                done = _python(words, folder, 30, path)
-            except subprocess.TimeoutExpired:
-                return math.nan  # its truth is not known: it trains in a process of its own
-            _, told, rate = done.stdout.rpartition("steps a second: ")
-            return float(rate) if told else math.nan
-
-        scripts.append(Script(one["name"], tuple(one["command"]), folder, rate, path))
-    return scripts
+    scripts = json.loads(Path(listed).read_text()) if listed else []
+    brute = ("-m", "bench.scripts")
+    return [
+        Script(one["name"], tuple(one["command"]),
+               ((*brute, *one["command"]), (*brute, "--resident", *one["command"])),
+               Path(one.get("folder", ".")), tuple(one.get("path", ())))
+        for one in scripts
+    ]  # fmt: skip
 
 
-def _python(
-    words: list[str], folder: Path, seconds: float, imports: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    here = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join([*imports, here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": path}, timeout=120 + 10 * seconds,
-    )  # fmt: skip
-
-
-def _brute_force(arguments: list[str]) -> None:
+def _brute_force(words: list[str], seconds: float = 30.0) -> None:
     """Run a script of others' and print the rate of its loop, on real batches or on held ones."""
     from dataloaders.scripts.scratch import Scratch
     from dataloaders.scripts.takeover import Takeover
     from dataloaders.scripts.target import Target
 
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--resident", action="store_true")
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    options = parser.parse_args(arguments)
+    resident = words[0] == "--resident"
+    words = [word for word in words if word not in ("--", "--resident")]
     rates: list[float] = []
 
     def batches(iterate: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -171,28 +216,28 @@ def _brute_force(arguments: list[str]) -> None:
 
     def measure(loader: Any, iterate: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         real = batches(iterate)
-        held = [next(real) for _ in range(8)] if options.resident else []
+        held = [next(real) for _ in range(8)] if resident else []
         done, began = 0, time.perf_counter()
-        while time.perf_counter() - began < options.seconds:
+        counted, since = 0, began
+        while time.perf_counter() - began < seconds:
             yield held[done % 8] if held else next(real)
             done += 1
-            if time.perf_counter() - began < options.seconds / 5:
+            if time.perf_counter() - began < seconds / 5:
                 counted, since = done, time.perf_counter()
         rates.append((done - counted) / (time.perf_counter() - since))
 
     takeover = Takeover(measure)
-    words = [word for word in options.command if word != "--"]
     target = Target(words[1], "module") if words[0] == "-m" else Target(words[0], "file")
     with Scratch(lambda: takeover.optimizers.steps > 0), takeover:
         target.run(words[2:] if words[0] == "-m" else words[1:])
-    print(f"\nsteps a second: {rates[0]:.4f}")
+    print(f"\nsteps a second: {rates[0]:.4f}" if rates else "no loop over a loader was counted")
 
 
 CASES = [
     Case(
         "scripts",
         "Does the check work on whole training scripts, and is it right?",
-        "no wrong verdict, at most one in ten inconclusive",
+        "no wrong verdict, no failure, at most one in ten inconclusive, no finding in ours",
         run,
     )
 ]

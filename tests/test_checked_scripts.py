@@ -1,7 +1,7 @@
 """Real scripts under ``dataloaders check``: which loop it measures, that it ends, what it leaves.
 
 Each runs as a process of its own. What is asserted is what is measured and what is said, not how
-long anything took; the verdicts on such loops are the bench's (``python -m bench scripts``).
+long anything took; but for one test, which compares verdicts with brute force as the bench does.
 """
 
 import json
@@ -9,9 +9,12 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from bench.loop_shapes import SHAPES
+from bench.scripts import examined, of_ours
 from dataloaders.scripts.ranks import straggler
 from helpers import warm
 
@@ -135,21 +138,54 @@ def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(bat
     assert "a thread of the script takes its batches ahead of the step" in done.stderr
 
 
+@pytest.mark.measures
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("load", [0.0, 20.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_verdict_on_a_shape_of_loop_is_what_brute_force_finds(shape, load):
+    found = examined(of_ours(shape, load, step=20.0, workers=0, steps=100), budget_s=15)
+    assert not found.failed, (found.status, found.findings)
+    assert found.answered, (found.verdict, found.truth)
+    assert not found.wrong, (found.verdict, found.truth)
+    assert (found.truth > 1.3) == (load == 20), "the script does not do what its shape says"
+
+
+LIGHTNING = """
+import lightning
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = model
+    def training_step(self, batch, index):
+        return sum(self.linear(part).mean() for part in batch.values())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+loaders = {"labelled": DataLoader(Data(400, 0), 4), "unlabelled": DataLoader(Data(400, 0.005), 4)}
+saver = ModelCheckpoint("out", "model", every_n_train_steps=5, enable_version_counter=False)
+lightning.Trainer(
+    max_epochs=1000, accelerator="cpu", logger=False, callbacks=[saver], enable_progress_bar=False,
+).fit(Module(), loaders)
+"""
+
+
 @pytest.mark.nightly
-def test_two_loaders_in_step_name_the_one_that_is_not_measured(tmp_path):
-    text = OPTIMIZER + (
-        "labelled = DataLoader(Data(400, 0), batch_size=4)\n"
-        "unlabelled = DataLoader(Data(400, 0.002), batch_size=4)\n"
-        "for epoch in range(1000):\n"
-        "    for batch, other in zip(labelled, unlabelled): train_on(batch, optimizer)\n"
-    )
+def test_lightnings_combined_loader_and_its_checkpoint(tmp_path):
+    """Each step waits 20 ms for the loader that is not measured."""
+    pytest.importorskip("lightning")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.ckpt").write_text("of three weeks")
     result = tmp_path / "report.json"
-    done = check(tmp_path, text, "--json", result, budget=1.5)
+    done = check(tmp_path, LIGHTNING, "--no-predict", "--json", result, budget=4)
     assert measured_in(done).startswith("1: ")
     report = json.loads(result.read_text())
-    other = "loader 2 (DataLoader of Data, 100 batches of 4, num_workers=0)"
-    assert any(other in note for note in report["notes"]), report["notes"]
-    assert report["verdict"] != "step-bound"
+    assert report["verdict"] == "input-bound"
+    assert any("loader 2 (DataLoader of Data, 100" in note for note in report["notes"])
+    assert [path.name for path in tmp_path.rglob("*.ckpt")] == ["model.ckpt"]
+    assert (tmp_path / "out" / "model.ckpt").read_text() == "of three weeks"
+    assert re.search(r"note: written to .+: out/model.ckpt", done.stdout)
 
 
 # what it leaves ---------------------------------------------------------------------------------
@@ -168,6 +204,11 @@ WRITES = OPTIMIZER + LOADER + (
     "            torch.save(model.state_dict(), 'new.pt')\n"
     "            model.load_state_dict(torch.load('again.pt'))\n"
     "finally:\n"
+    "    os.link('log.txt', 'log.bak')\n"  # this, chmod and utime change a file's st_ctime
+    "    shutil.copy2('new.pt', 'copied.pt')\n"
+    "    os.remove('copied.pt')\n"
+    "    os.chmod('moded.pt', 0o600)\n"
+    "    os.remove('moded.pt')\n"
     "    with open('log.txt', 'a') as log: log.write('; and a line')\n"
     "    print('read back:', open('log.txt').read())\n"
     "    os.remove('old.pt')\n"
@@ -182,30 +223,48 @@ WRITES = OPTIMIZER + LOADER + (
     "    save_file(model.state_dict(), 'out/step-2/model.safetensors')\n"
     "    (folder / 'step-2' / 'state.json').write_text('{}')\n"
     "    (folder / 'last.pt').rename(folder / 'best.pt')\n"
+    "    os.remove('linked.pt')\n"  # as timm's saver replaces its best one
+    "    os.link('again.pt', 'linked.pt')\n"
+    "    os.remove('latest.pt')\n"
+    "    Path('latest.pt').symlink_to('linked.pt')\n"
+    "    for name in ('linked.pt', 'latest.pt'): print(name, len(torch.load(name)))\n"
+    "    (folder / 'events.out.tfevents.1').write_text('')\n"
+    "    print({name: os.environ[name] for name in os.environ if name.startswith(\n"
+    "        ('DATALOADERS_CHECK', 'MLFLOW', 'TENSORBOARD', 'WANDB'))})\n"
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("let", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_files_that_existed_are_neither_overwritten_moved_nor_deleted(tmp_path, let):
     (tmp_path / "out" / "step-1").mkdir(parents=True)
-    names = ("again.pt", "log.txt", "old.pt", "out/last.pt", "out/step-1/model.safetensors")
+    names = [f"{name}.pt" for name in ("again", "copied", "latest", "linked", "moded", "old")]
+    names += ["log.txt", "out/last.pt", "out/step-1/model.safetensors"]
     before = {name: f"{name} of three weeks" for name in names}
     for name, text in before.items():
         (tmp_path / name).write_text(text)
-    done = check(tmp_path, WRITES, "--quiet", *(["--let-write"] if let else []))
+    done = check(tmp_path, WRITES, "--no-predict", *(["--let-write"] if let else []))
     assert done.returncode == 0, done.stderr
     assert "read back: log.txt of three weeks; and a line" in done.stdout
-    assert "Linear\n['bias', 'weight']\n" in done.stdout
+    assert "Linear\n['bias', 'weight']\nlinked.pt 2\nlatest.pt 2\n" in done.stdout
     files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "train.py"]
     left = {str(path.relative_to(tmp_path)): path.read_bytes() for path in files}
+    events = "out/events.out.tfevents.1"
     if let:
         assert left["log.txt"] == b"log.txt of three weeks; and a line"
-        assert {"out/best.pt", "out/step-2/state.json"} < set(left)
+        assert {"out/best.pt", "out/step-2/state.json", events} < set(left)
         assert not {"old.pt", "out/last.pt", "out/step-1/model.safetensors"} & set(left)
     else:
         before["dataset.idx"] = "made by the way"  # what is no model may stay
+        before["log.bak"] = before["log.txt"]
         assert left == {name: text.encode() for name, text in before.items()}
         assert not (tmp_path / "out" / "step-2").exists()
+        scratch = re.search("note: written to (.+) and not in place", done.stdout)[1]
+        assert Path(f"{scratch}{tmp_path}", events).is_file()
+        trackers = (
+            f"{{'DATALOADERS_CHECK': '1', 'WANDB_MODE': 'disabled', 'MLFLOW_TRACKING_URI': "
+            f"'file://{scratch}/mlruns', 'TENSORBOARD_LOGGING_DIR': '{scratch}/tensorboard'}}"
+        )
+        assert trackers in done.stdout
 
 
 # processes --------------------------------------------------------------------------------------
@@ -245,9 +304,10 @@ DISTRIBUTED = (
     "import torch.distributed as dist\n"
     "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=20))\n"
     "slow = dist.get_rank() == int(sys.argv[1])\n"
-    "loader = DataLoader(Data(400, 0.004 if slow else 0.0002), batch_size=4)\n"
+    "loader = DataLoader(Data(400, 0.004 if slow else 0), batch_size=4)\n"
     "model = torch.nn.parallel.DistributedDataParallel(model)\n"
-    + OPTIMIZER + EPOCHS
+    + OPTIMIZER + EPOCHS +
+    "        time.sleep(0.01)\n"
 )  # fmt: skip
 
 
@@ -267,9 +327,12 @@ def test_ranks_measure_together_and_report_once(ranks, slow, tmp_path):
     assert "Traceback" not in done.stderr
     report = json.loads(result.read_text())
     assert f"of {ranks} waits longest for its batches" in done.stdout
-    if slow >= 0:
+    if slow < 0:  # no load at all: the shape `ranks` tells when this is step-bound
+        assert report["verdict"] in ("step-bound", "inconclusive")
+    else:  # every rank waits 16 ms for the slow one, and steps for 10 ms
         assert f"note: rank {slow} of {ranks} waits longest" in done.stdout
-        assert report["verdict"] != "step-bound"
+        assert report["verdict"] == "input-bound"
+        assert report["speedup_bound"]["estimate"] > 1.5
 
 
 TWO_RANKS = """
@@ -306,7 +369,7 @@ def test_ranks_have_rank_0s_numbers_and_end_with_it(tmp_path):
     script.write_text(TWO_RANKS)
     done = warm.run([script, tmp_path / "store"])
     assert done.returncode == 0, done.stderr
-    assert "stopped: another rank does not answer" in done.stdout
+    assert "stopped: another rank has ended" in done.stdout
     assert "rank 1 has []" in done.stdout
     assert re.search(r"rank 0 has \[\{'rank': 0.*'rank': 1", done.stdout)
 

@@ -464,9 +464,9 @@ def test_help_teaches(command):
         ("run --backend nonsense broken.py", "the names are: stock, prefetch"),
         ("run --backend stock .", "is a folder"),
         ("run --backend stock broken.py", "does not compile"),
-        ("run --backend stock -m pkg.nothing", "no module 'pkg.nothing' on the import path"),
+        ("run --backend stock -m pkg.nothing", "No module named pkg.nothing; the import path"),
         ("run --backend stock -m no_such.x", "run this from the folder that holds the package"),
-        ("run --backend stock -m pkg", "no module 'pkg.__main__'"),
+        ("run --backend stock -m pkg", "No module named pkg.__main__; 'pkg' is a package"),
         ("fly", "invalid choice"),
     ],
 )

@@ -355,6 +355,15 @@ def test_the_plan():
         assert words in re.sub(r"  +", ": ", str(loader.explain()))
 
 
+@pytest.mark.parametrize(("kind", "delivers"), [("xpu", "xpu:1"), ("mps", "cpu"), (None, "cpu")])
+def test_the_device_by_default_is_the_one_in_use_if_it_has_streams(kind, delivers, monkeypatch):
+    # A machine with that device: there is none here.
+    device = None if kind is None else torch.device(kind)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **check: device)
+    monkeypatch.setattr(torch.xpu, "current_device", lambda: 1)
+    assert DataLoader([1], num_workers=1, backend="prefetch").explain().delivers == delivers
+
+
 def test_what_is_not_taken_ahead():
     class OwnIterator(DataLoader):
         def _get_iterator(self):
@@ -386,7 +395,8 @@ def test_only_batches_that_are_ours_are_pinned_as_they_are_made():
 
 def test_ranks_that_would_share_a_device_are_warned_once(monkeypatch):
     # A machine with two devices: there is none here.
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **check: cuda)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")

@@ -85,6 +85,25 @@ def test_the_first_loop_that_trains_is_measured_and_stopped(script, says, comman
     assert (DataLoader.__iter__, dataloaders.DataLoader.__iter__) == before
 
 
+def test_without_a_torch_optimizer_the_third_epoch_is_taken(command):
+    """Two passes over the data may look for its mean and deviation."""
+    by_hand = HEAD.replace("optimizer = ", "# In place of optimizer = ")
+    Path("train.py").write_text(by_hand + "loader = rows(9)\nwhile True: train(loader, 100, 9)")
+    done = command("check", "--budget", 0.3, "--no-predict", "train.py")
+    assert done.status == 0, done.err
+    assert done.out.startswith(2 * f"{[[index] for index in range(9)]}\n")
+    assert "loader 1: DataLoader of TensorDataset, 9 batches" in done.out
+
+
+def test_a_loader_that_is_started_for_each_batch_is_told_what_to_do(command):
+    script = "loader = rows(9)\nwhile True:\n    next(iter(loader))\n    optimizer.step()"
+    Path("train.py").write_text(HEAD + script)
+    done = command("check", "--budget", 0.3, "train.py")
+    assert done.status == 3
+    assert "9 batches of 1, num_workers=0: the script starts it anew for each batch" in done.err
+    assert "take next(batches) in the loop" in done.err
+
+
 def test_untouched_loops_draw_what_they_always_draw(command):
     script = """
 torch.manual_seed(3)

@@ -157,6 +157,15 @@ def test_a_trial_takes_its_seconds_from_the_clock_of_the_step():
         assert both.cpu_per_batch == pytest.approx(0.01 + 2 * took)
 
 
+def test_all_trials_have_the_clock_that_was_given():
+    clock = PlayedClock()
+    found = tune(TorchLoader(Waiting(seconds=0.003), 4), clock.step, budget_s=3, clock=clock)
+    assert found.needed_samples_per_second.estimate == pytest.approx(400)
+    rates = [each.samples_per_second.estimate for each in found.trials]
+    assert rates[0] < 340  # loading takes 12 ms
+    assert rates[1:] == [pytest.approx(400)] * len(rates[1:]) != []
+
+
 def test_trials_are_printed_and_go_to_json(tmp_path):
     rate = Interval(95.0, 100.0, 105.0)
     slow, fast = tuning.Settings(0, None, False), tuning.Settings(2, 2, True)

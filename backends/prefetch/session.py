@@ -180,13 +180,15 @@ class _Pipeline:
 
 
 def device_of(options: Prefetch, loader: Specification) -> torch.device | None:
-    """Return where batches are delivered: the option, the loader's device or the current CUDA one.
+    """Return where batches are delivered: the option, the loader's device or the current one.
 
-    None where nobody asked for a device and there is no CUDA device: batches stay where they are.
+    None where nobody asked for a device and none has streams: batches stay where they are.
     """
     wanted = _wanted(options, loader)
-    if wanted is None and not torch.cuda.is_available():
-        return None
+    if wanted is None:
+        wanted = torch.accelerator.current_accelerator(check_available=True)
+        if not has_streams(wanted):
+            return None
     device = specification.device_of(wanted)
     if has_streams(device) and device.index is None:
         device = torch.device(device.type, torch.get_device_module(device).current_device())

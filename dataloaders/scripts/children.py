@@ -8,6 +8,7 @@ their own, and programs started by ``subprocess``: those are counted only.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing.process
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ def children_run_by(run: Run) -> Iterator[Children]:
         target = self._target
         module = f"{getattr(target, '__module__', '')}."
         if target is not None and not module.startswith(_NOT_THE_PROGRAMS):
-            self._target = _Run(run, target)
+            self._target = functools.partial(_run_by, run, target)
             children.started.append(self)
         start(self)
 
@@ -54,10 +55,5 @@ def children_run_by(run: Run) -> Iterator[Children]:
         yield children
 
 
-@dataclass(frozen=True)
-class _Run:
-    run: Run
-    target: Callable[..., object]
-
-    def __call__(self, *args: Any, **options: Any) -> None:
-        self.run(self.target, args, options)
+def _run_by(run: Run, target: Callable[..., object], *args: Any, **options: Any) -> None:
+    run(target, args, options)

@@ -5,7 +5,8 @@
 
 A first pass over the data (for the channels' mean, for class weights) looks like a training loop
 until an optimizer steps in another loop. A program that never uses a torch optimizer (its own
-update rule, another library's) has no such sign, and is told apart by its source.
+update rule, another library's) has no such sign: none is made before a third epoch, or its source
+does not name one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from unittest import mock
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-_NAMES_ONE = re.compile(rb"optim|Trainer")
+_NAMES_ONE = re.compile(rb"(?<![a-zA-Z])optim(izers?)?(?![a-zA-Z])|Trainer\b")
+_PASSES = 2  # over the data before training: for the channels' mean, then their deviation
 _INSTALLED = tuple(
     str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "purelib", "platlib")
 )
@@ -35,7 +37,7 @@ class Optimizers:
         self.steps = 0
         self.thread: threading.Thread | None = None  # of the last one
         self._modules: set[str] = set()
-        self._made = False
+        self._made = self._named = False
         made = torch.optim.Optimizer.__init__
 
         def __init__(optimizer: Any, *args: Any, **options: Any) -> None:
@@ -54,13 +56,14 @@ class Optimizers:
         self._hook.remove()
         self._noting.stop()
 
-    def expected(self) -> bool:
-        """Return whether an optimizer was made, or the program's own source speaks of one."""
-        if not self._made:
-            # Modules that come later count too, so only a find is kept.
-            new = [name for name in list(sys.modules) if name not in self._modules]
-            self._made = any(map(_names_optimizer, ("__main__", *new)))
-        return self._made
+    def expected(self, epochs: int) -> bool:
+        """Return whether one is still to step, in a loop over a loader in its epoch ``epochs``."""
+        if self._made or epochs > _PASSES:
+            return self._made
+        # Modules that come later count too, so only a find is kept.
+        new = [name for name in list(sys.modules) if name not in self._modules]
+        self._named = self._named or any(map(_names_optimizer, ("__main__", *new)))
+        return self._named
 
     def _after_step(self, *_: object) -> None:
         self.steps += 1

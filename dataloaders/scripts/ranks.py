@@ -16,6 +16,7 @@ import statistics
 import threading
 import time
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -25,8 +26,7 @@ from dataloaders.scripts.stopping import StopScript, stop_main
 _KEPT = 1000
 _GRACE_S = 5.0
 _FOR_REPORTS_S = 4 * _GRACE_S
-_SHORTEST_PAUSE_S = 0.0005
-_LONGEST_PAUSE_S = 0.05
+_PAUSE_S = 0.05
 
 
 class Ranks:
@@ -35,7 +35,7 @@ class Ranks:
     def __init__(self, patience_s: float) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        self._patience_s = patience_s
+        self._patience = timedelta(seconds=patience_s)
         self._calls = 0
         self._gathered = False
         store = dist.distributed_c10d._get_default_store()
@@ -75,7 +75,14 @@ class Ranks:
             if self._calls > _KEPT:
                 self._store.delete_key(f"agree/{self._calls - _KEPT}")
             return numbers
-        agreed: list[float] = json.loads(self._wait_for(key, self._patience_s, unless="end/0"))
+        try:
+            # Wakes at once. Rank 0 gets here inside measured blocks: pauses would count as steps.
+            self._store.wait([key], self._patience)
+            agreed: list[float] | None = json.loads(self._store.get(key))
+        except RuntimeError as error:  # or whoever held the store has ended
+            raise StopScript("another rank does not answer") from error
+        if agreed is None:
+            raise StopScript("another rank has ended")
         return agreed
 
     def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
@@ -86,7 +93,9 @@ class Ranks:
         self._gathered = True
         with suppress(RuntimeError, StopScript):  # rank 0 has ended
             self._store.set(f"end/{self.rank}", json.dumps(own))
-            if self.rank:
+            if self.rank == 0:
+                self._store.set(f"agree/{self._calls}", json.dumps(None))
+            else:
                 self._wait_for("over", _FOR_REPORTS_S)  # a launcher may end all ranks with one
         if self.rank:
             return []
@@ -108,17 +117,15 @@ class Ranks:
         if not self._gathered:
             os._exit(0)  # it waits in a library's code, where no exception reaches it
 
-    def _wait_for(self, key: str, most_s: float, unless: str = "") -> str:
+    def _wait_for(self, key: str, most_s: float) -> str:
         """Return the value of ``key`` once it is there; `StopScript` if it does not come."""
         deadline = time.monotonic() + most_s
-        pause = _SHORTEST_PAUSE_S
         try:
             # Not store.wait(): it fills stderr with warnings when it times out.
             while not self._store.check([key]):
-                if time.monotonic() > deadline or (unless and self._store.check([unless])):
+                if time.monotonic() > deadline:
                     raise StopScript("another rank does not answer")
-                time.sleep(pause)
-                pause = min(_LONGEST_PAUSE_S, 2 * pause)
+                time.sleep(_PAUSE_S)
             return self._store.get(key).decode()
         except RuntimeError as error:  # whoever held the store has ended
             raise StopScript("another rank has ended") from error

@@ -1,9 +1,10 @@
 """Keeps the files that existed before a check as they are, whatever the program writes.
 
-    open(old, "w"), torch.save(x, old), os.replace(new, old)  ──> a scratch folder
-    open(old) and torch.load(old) after that                  ──> what was written there
-    os.remove(old), shutil.rmtree(folder of old files)        ──> nothing happens
-    new checkpoints, new event files of TensorBoard           ──> moved there in the end
+    open(old, "w"), torch.save(x, old), os.replace(new, old)    ──> a scratch folder
+    os.remove(old), then os.link(new, old) or os.symlink        ──> a copy there
+    open(old) and torch.load(old) after that                    ──> what was written there
+    os.remove(old), shutil.rmtree(folder of old files)          ──> nothing happens
+    new checkpoints, new event files of TensorBoard             ──> moved there in the end
 
 A check trains the program's model on few batches, over and over: its checkpoints must not take the
 place of real ones. What is old is what the file system says (``st_ctime``). Files that a library
@@ -14,6 +15,7 @@ written in C opens itself, and files that are opened for changing in place (``"r
 from __future__ import annotations
 
 import builtins
+import errno
 import functools
 import importlib
 import importlib.util
@@ -52,6 +54,7 @@ class Scratch:
         self.kept: list[str] = []  # what the program wanted to delete or move
         self._training = training
         self._leave = _NOT_FILES if but_in is None else (*_NOT_FILES, f"{but_in}{os.sep}")
+        self._old: set[str] = set()  # files seen to be so: st_ctime may change
         self._new_files: list[str] = []
         self._new_folders: list[str] = []
         self._began_ns = 0
@@ -65,6 +68,7 @@ class Scratch:
         self._real_unlink = os.unlink
         self._real_rename = os.replace
         self._real_mkdir, self._real_rmtree = os.mkdir, shutil.rmtree
+        accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10 binds them there
         for owner, name, ours in (
             (builtins, "open", self._open),
             (io, "open", self._open),
@@ -72,20 +76,17 @@ class Scratch:
             (os, "unlink", self._remove),
             (os, "rename", self._move),
             (os, "replace", self._move),
+            (os, "link", functools.partial(self._link, os.link)),
+            (os, "symlink", functools.partial(self._link, os.symlink)),
+            (os, "chmod", self._at(os.chmod, 0, "path", self._changes)),
+            (os, "utime", self._at(os.utime, 0, "path", self._changes)),
             (os, "mkdir", self._mkdir),
             (shutil, "rmtree", self._rmtree),
             (torch, "save", self._at(torch.save, 1, "f", self._writes)),
             (torch, "load", self._at(torch.load, 0, "f", self._reads)),
         ):
             self._replace(owner, name, ours)
-        accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10 binds them there
-        if accessor is not None:
-            for name, ours in (
-                ("open", self._open),
-                ("unlink", self._remove),
-                ("rename", self._move),
-                ("replace", self._move),
-            ):
+            if owner in (io, os) and hasattr(accessor, name):
                 self._replace(accessor, name, staticmethod(ours))
         if importlib.util.find_spec("safetensors") is not None:
             module: Any = importlib.import_module("safetensors.torch")
@@ -119,7 +120,7 @@ class Scratch:
                 f"{names}; --let-write writes in place"
             )
         if self.kept:
-            some = [os.path.relpath(path) for path in self.kept[:4]]
+            some = [os.path.relpath(path) for path in [*dict.fromkeys(self.kept)][:4]]
             notes.append(f"not deleted, since the check ran the script: {', '.join(some)}")
         return notes
 
@@ -135,8 +136,10 @@ class Scratch:
 
     def _remove(self, path: Any, *, dir_fd: int | None = None) -> None:
         if dir_fd is None and self._is_old(path, follow=False):
-            self.diverted.pop(_absolute(path), None)
-            self.kept.append(_absolute(path))
+            absolute = _absolute(path)
+            self.kept.append(absolute)
+            with suppress(KeyError, OSError):
+                self._real_unlink(self.diverted.pop(absolute))
             return
         self._real_unlink(path, dir_fd=dir_fd)
 
@@ -163,6 +166,27 @@ class Scratch:
             shutil.copy(source, target)
             self._real_unlink(source)
         self.diverted.pop(_absolute(src), None)
+
+    def _link(self, make: Any, src: Any, dst: Any, *args: Any, **options: Any) -> None:
+        if any(options.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
+            make(src, dst, *args, **options)
+            return
+        absolute, source, target = _absolute(dst), src, dst
+        shares = make.__name__ == "link" and self._is_old(src)  # one file with two names
+        if make.__name__ == "symlink":  # relative to where it stands
+            source = os.path.join(os.path.dirname(dst), src)
+        if absolute in self.kept and absolute not in self.diverted:  # the program removed it
+            self.diverted[absolute] = target = self._aside(absolute)
+        elif os.path.lexists(dst):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
+        else:
+            self._writes(dst)
+        if target == dst and self._reads(source) == source and not shares:
+            make(src, dst, *args, **options)
+        elif os.path.isfile(self._reads(source)):
+            shutil.copy(self._reads(source), target)
+        else:
+            make(_absolute(source), target)
 
     def _rmtree(self, path: Any, *args: Any, **options: Any) -> None:
         if isinstance(path, (str, os.PathLike)) and self._holds_old(path):
@@ -205,14 +229,22 @@ class Scratch:
         os.makedirs(aside.parent, exist_ok=True)
         return str(aside)
 
+    def _changes(self, path: Any) -> Any:
+        """Return the path of the file whose mode or times, and so st_ctime, are to be changed."""
+        if isinstance(path, (str, os.PathLike)):
+            self._is_old(path)  # remembered
+        return self._reads(path)
+
     def _is_old(self, path: Any, follow: bool = True) -> bool:
         try:
-            found = os.stat(path, follow_symlinks=follow)
+            found, absolute = os.stat(path, follow_symlinks=follow), _absolute(path)
         except (OSError, ValueError, TypeError):
             return False
         is_file = stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)
-        old = is_file and found.st_ctime_ns <= self._began_ns
-        return old and not _absolute(path).startswith(self._leave)
+        old = is_file and (found.st_ctime_ns <= self._began_ns or absolute in self._old)
+        if old:
+            self._old.add(absolute)
+        return old and not absolute.startswith(self._leave)
 
     def _holds_old(self, folder: Any) -> bool:
         return any(

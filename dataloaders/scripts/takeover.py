@@ -35,7 +35,19 @@ SHORTEST = 4
 """Batches that an epoch must have for its loader to be taken over unasked."""
 
 _NOT_ASKED = "no batch of it was asked for"
-_STEPS_BESIDE = 20
+_ONE_BATCH = "only one batch was asked for"
+_ANEW = (
+    "the script starts it anew for each batch, with next(iter(loader)): workers, the shuffle and a "
+    "first batch that nothing was loaded ahead of, each time. Start it once, batches = "
+    "iter(loader), take next(batches) in the loop, and start it again at StopIteration"
+)
+_BESIDE = (
+    "a thread of the script takes its batches ahead of the step: what the step waits for cannot be "
+    "seen. Iterate the loader itself, or measure around what the loop iterates: with "
+    "dataloaders.bottleneck_check(batches) as check"
+)
+_STEPS_ANEW = 2  # of optimizers for a batch, at most: a GAN has two
+_STEPS_LOST = 20  # then a loop that cannot be measured has trained for long enough
 
 Iterate: TypeAlias = Callable[[], Iterator[Batch]]
 """Starts a new epoch of the real loader, by its own ``__iter__``."""
@@ -53,6 +65,8 @@ class Seen:
     description: str  # class, dataset, length and workers, in a few words
     length: int | None  # batches in an epoch
     why_not: str | None = _NOT_ASKED  # it was not taken over; None for the one that was
+    epochs: int = 0  # of which two batches were asked for
+    begun_at: int = 0  # optimizer steps when its last iterator was asked for its first batch
 
 
 class Takeover:
@@ -94,7 +108,7 @@ class Takeover:
         self._stream: Iterable[Batch] = ()
         self._running: Iterator[Batch] = iter(())
         self._measured: weakref.ref[Loop] | None = None
-        self._beside_since: int | None = None
+        self._lost_since: int | None = None  # steps of optimizers
         self._patches = replaced_iter(self._iterate)
 
     def __enter__(self) -> Takeover:
@@ -126,7 +140,12 @@ class Takeover:
         elif seen.length is not None and seen.length < SHORTEST:
             seen.why_not = f"an epoch has fewer than {SHORTEST} batches"
             return False
-        seen.why_not = "only one batch was asked for"
+        steps, begun_at = self.optimizers.steps, seen.begun_at
+        seen.begun_at = steps
+        if seen.why_not in (_ONE_BATCH, _ANEW) and 0 < steps - begun_at <= _STEPS_ANEW:
+            self._lose(seen, _ANEW)
+        else:
+            seen.why_not = _ONE_BATCH
         return True
 
     def is_the_one(self, loop: Loop) -> bool:
@@ -136,21 +155,13 @@ class Takeover:
         stepped = self.optimizers.steps > loop.steps_before
         main = threading.main_thread()
         if stepped and self.optimizers.thread is main is not threading.current_thread():
-            loop.seen.why_not = (
-                "a thread of the script takes its batches ahead of the step: what the step waits "
-                "for cannot be seen. Iterate the loader itself, or measure around what the loop "
-                "iterates: with dataloaders.bottleneck_check(batches) as check"
-            )
-            if self._beside_since is None:
-                self._beside_since = self.optimizers.steps
-            elif self.optimizers.steps - self._beside_since > _STEPS_BESIDE:
-                stop_main()
-                raise StopScript  # ends this thread
+            self._lose(loop.seen, _BESIDE)
             return False
         if self.taken is not None:  # again, while an older iterator of this loader lives
             measured = self._measured_loop()
             return stepped or measured is None or measured.asked_at < loop.asked_at
-        if self._number is None and not stepped and self.optimizers.expected():
+        loop.seen.epochs += loop.given == 1
+        if self._number is None and not stepped and self.optimizers.expected(loop.seen.epochs):
             loop.seen.why_not = "no optimizer stepped between its batches"
             self._passed_over(f"loader {loop.seen.number}: {loop.seen.why_not} so far")
             return False
@@ -159,6 +170,15 @@ class Takeover:
             loop.watched = False
             return False
         return True
+
+    def _lose(self, seen: Seen, why_not: str) -> None:
+        """Note why a loop that trains cannot be measured; end the program if it goes on so."""
+        seen.why_not = why_not
+        if self._lost_since is None:
+            self._lost_since = self.optimizers.steps
+        elif self.optimizers.steps - self._lost_since > _STEPS_LOST:
+            stop_main()
+            raise StopScript  # ends this thread
 
     def take(self, loop: Loop, original: Original) -> None:
         """Hand the loader of ``loop`` to the measurement."""

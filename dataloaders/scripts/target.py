@@ -13,8 +13,8 @@ The program gets its own ``__main__``, ``sys.argv`` and ``sys.path[0]``, so that
 from __future__ import annotations
 
 import importlib.machinery
-import importlib.util
 import io
+import runpy
 import sys
 import threading
 from dataclasses import dataclass
@@ -106,22 +106,16 @@ class Target:
         return code, {**none, "__file__": path, "__loader__": loader}
 
     def _load_module(self) -> tuple[CodeType, dict[str, object]]:
-        name = self.name
         try:
-            spec = importlib.util.find_spec(name)
-            if spec is not None and spec.submodule_search_locations is not None:
-                name += ".__main__"  # a package: its __main__ is what -m runs
-                spec = importlib.util.find_spec(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not (name + ".").startswith(error.name + "."):
+            # As pdb and trace do: for a package it is its __main__, which it imports first.
+            _, spec, code = runpy._get_module_details(self.name)  # type: ignore[attr-defined]
+        except ImportError as error:
+            if error.name is not None:  # an import of its own failed
                 raise
-            spec = None
-        code = None if spec is None else getattr(spec.loader, "get_code", lambda name: None)(name)
-        if spec is None or code is None:
             raise ScriptError(
-                f"-m {self.name}: no module {name!r} on the import path, which starts with "
-                f"{sys.path[0]!r}; run this from the folder that holds the package"
-            )
+                f"-m {self.name}: {error}; the import path starts with {sys.path[0]!r}: run this "
+                "from the folder that holds the package"
+            ) from error
         sys.argv[0] = spec.origin or self.name
         return code, {
             "__file__": spec.origin,

@@ -266,11 +266,14 @@ def _opened(
 
 
 def _clock() -> Clock:
-    """Return the clock of the device that the step uses, if there is one."""
+    """Return the clock of the devices on which this process has tensors, if there are any."""
     kind = _device_in_use()
     if kind is None:
         return clock_of([])
-    return clock_of([torch.device(kind.type, torch.accelerator.current_device_index())])
+    current, count = torch.accelerator.current_device_index(), torch.accelerator.device_count()
+    # A mark on a device that nobody uses would bring it up.
+    used = [n for n in range(count) if n == current or torch.accelerator.memory_allocated(n)]
+    return clock_of([torch.device(kind.type, index) for index in used])
 
 
 def _device_in_use() -> torch.device | None:

@@ -22,6 +22,7 @@ from dataloaders.batches.tree import to_device
 from dataloaders.errors import CapacityWarning, CheckError, DataLoadersError, OptionError
 from dataloaders.loader import DataLoader
 from dataloaders.machine import resources
+from dataloaders.measuring.clocks import Clock
 from dataloaders.measuring.intervals import Interval
 from dataloaders.observing import Unobserved
 from dataloaders.observing import observe as look_at
@@ -49,6 +50,7 @@ def tune(
     max_workers: int | None = None,
     remember: bool = True,
     progress: Callable[[Progress], None] | None = None,
+    clock: Clock | None = None,
 ) -> Tuning:
     """Find a small ``num_workers``, ``prefetch_factor`` and ``pin_memory`` that suffice.
 
@@ -74,6 +76,7 @@ def tune(
         remember: keep the choice on disk, where ``num_workers="auto"`` and Dali look it up.
         progress: called before every trial. After a KeyboardInterrupt, ``so_far`` of its last
             argument is what was known.
+        clock: what trials and the step are timed with; None: the devices that hold tensors.
 
     Raises:
         TypeError: ``loader`` is not a torch DataLoader.
@@ -98,7 +101,9 @@ def tune(
         if wrong:
             raise OptionError(f"{name}={value!r}: must {rule}")
     stepping = step is not None
-    tuner = Tuner(loader, budget_s, stepping=stepping, max_workers=max_workers, progress=progress)
+    tuner = Tuner(
+        loader, budget_s, stepping=stepping, max_workers=max_workers, progress=progress, clock=clock
+    )
     return driven(
         tuner.run(remember), step or (lambda batch: to_device(batch, torch.device("cuda")))
     )
@@ -114,6 +119,7 @@ class Tuner:
     stepping: bool = True  # on the batches; else they are only copied to the device
     max_workers: int | None = None
     progress: Callable[[Progress], None] | None = None
+    clock: Clock | None = None  # see `tune`
     # Settings to compare, and why, in place of a search; the first ones are the loader's.
     ways: Mapping[Settings, str] = field(default_factory=dict)
 
@@ -214,7 +220,7 @@ class Tuner:
         if not self._steps_on:
             return loading, loading
         held = [self._variants.delivered(batch) for batch in loading.held]
-        step = yield from observe_step(held, self._trial_s)
+        step = yield from observe_step(held, self._trial_s, self.clock)
         if self.stepping:
             self._need = step.samples_per_second(loading.samples_per_batch)
             # It is measured, and the loop around it costs something too.
@@ -310,7 +316,9 @@ class Tuner:
         began = time.perf_counter()
         loader = self._variants.make(settings, self._timeout_s)
         try:
-            seen = yield from observe(loader, stepping=self._steps_on, seconds=self._trial_s)
+            seen = yield from observe(
+                loader, stepping=self._steps_on, seconds=self._trial_s, clock=self.clock
+            )
         except Exception as error:
             own = settings.num_workers == 0 or not _is_workers_fault(error)
             if own and (not self.ways or settings == self._search.given):
