@@ -28,7 +28,7 @@ from .needed import check_dali
 
 check_dali()
 
-from .explain import explained, obstacle_of  # noqa: E402 - whoever lacks DALI is told so first
+from .explain import explained, obstacle_of  # noqa: E402 - after check_dali(), which says what is missing
 from .numbers import candidates, numbers_of  # noqa: E402
 from .replay import Replayed  # noqa: E402
 

@@ -123,7 +123,7 @@ class Replayed(Remainder):
                 f"can ({cause}); use backend='prefetch', and report this error"
             ) from batch.cause
         warnings.warn(
-            f"dali could not make a batch ({cause}); the dataset itself made it, on this thread",
+            f"dali could not make a batch ({cause}); the dataset itself made it",
             BackendWarning,
             stacklevel=4,
         )
@@ -134,7 +134,7 @@ class Replayed(Remainder):
         return "images are decoded and transformed in bulk"
 
     def _finished(self, batch: Batch) -> Batch:
-        """Return ``batch`` in the dtype and memory order of the options, whoever made it."""
+        """Return ``batch`` in the dtype and memory order of the options."""
         if self._form == (None, torch.preserve_format):
             return batch
         return map_tensors(batch, lambda tensor: finished(tensor, *self._form))
@@ -165,7 +165,7 @@ class Replayed(Remainder):
         options = self._options
         exact = "resize" not in options.fast
         host = HostReplay(WindowDecoder(), self._threads, exact, *self._form)
-        weakref.finalize(self, host.close)  # its threads end with this object, whoever drops it
+        weakref.finalize(self, host.close)  # its threads end with this object
         if self._device.type != "cuda":
             return host
         from dataloaders.replaying.device import DeviceReplay

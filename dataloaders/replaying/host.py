@@ -1,7 +1,7 @@
 """Make recorded batches in threads of the CPU.
 
 each image: window of its file ──decoder──> resized, flipped ──steps──> bytes ──> its place in
-the batch, whose memory is used again when nobody refers to it any more
+the batch, whose memory is used again after its last reference is gone
 """
 
 from __future__ import annotations
