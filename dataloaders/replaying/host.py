@@ -1,7 +1,7 @@
 """Make recorded batches in threads of the CPU.
 
 each image: window of its file ──decoder──> resized, flipped ──steps──> bytes ──> its place in
-the batch, whose memory is used again when nobody refers to it any more
+the batch, whose memory is used again after its last reference is gone
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HostReplay:
         threads: how many.
         exact: whether Pillow resizes its images itself. Else torch does where the filter is
             bilinear, for a third of the time: 1 level off at most, in one value of six.
-        dtype: what a batch's floats are rounded to; None: they stay.
+        dtype: what stacked images are rounded to in their last pass; None: they stay.
         memory_format: the memory order of stacked images.
     """
 
@@ -62,7 +62,6 @@ class HostReplay:
     ) -> None:
         self.decoder = decoder
         self._exact = exact
-        self._finish = partial(finished, dtype=dtype, memory_format=memory_format)
         self._last = memory_format is torch.channels_last
         self._tails = Tails(dtype)
         self._shares = Shares(threads)
@@ -87,7 +86,10 @@ class HostReplay:
                 jobs.append((rows[0][0], partial(self._fill, rows, slots, tail, out)))
         begun = self._shares.start(jobs) + self.start_values(apart, slots, known)
         self.wait(begun)
-        values = map(self._finish, run(wanted, slots, known))
+        try:
+            values = run(wanted, slots, known)
+        except Exception as error:
+            raise (error if _is_fatal(error) else ReplayError([], error)) from error
         return put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
 
     def close(self) -> None:
@@ -208,6 +210,7 @@ class Shares:
 
         Raises:
             ReplayError: some failed.
+            Exception: memory or the device failed.
         """
         failed = [failure for future in begun for failure in future.result()]
         if failed:
@@ -224,20 +227,31 @@ def _work(jobs: Iterator[tuple[int, Callable[[], None]]]) -> list[tuple[int, Exc
     for place, job in jobs:
         try:
             job()
-        except MemoryError:
-            raise
         except Exception as error:  # the dataset is asked for that sample, and raises its own
+            if _is_fatal(error):
+                raise
             failed.append((place, error))
     return failed
 
 
+def _is_fatal(error: Exception) -> bool:
+    """Whether memory or a device caused ``error``, and not a sample."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)):
+        return True
+    known = "CUDA", "out of memory", "bad_alloc", "DefaultCPUAllocator"
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in known)
+
+
 def finished(value: Any, dtype: torch.dtype | None, memory_format: torch.memory_format) -> Any:
-    """Return ``value`` in the dtype and memory order that are asked for, if it is a tensor."""
-    if type(value) is Tensor and value.is_floating_point() and dtype is not None:
-        value = value.to(dtype)
-    if type(value) is Tensor and value.ndim == 4 and memory_format is torch.channels_last:
-        value = value.contiguous(memory_format=memory_format)
-    return value
+    """Return ``value`` as it is asked for, if it is a tensor of images: of 3 dimensions or more.
+
+    Its floats are of ``dtype``; with 4 dimensions it has the order of ``memory_format``.
+    """
+    if not isinstance(value, Tensor) or value.ndim < 3:
+        return value
+    wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
+    order = memory_format if value.ndim == 4 else torch.preserve_format
+    return value.to(wanted, memory_format=order)
 
 
 def _resized(pixels: npt.NDArray[np.uint8], head: Head) -> Any:
