@@ -9,6 +9,7 @@ import random
 import re
 import sys
 import types
+import weakref
 
 import numpy as np
 import psutil
@@ -19,7 +20,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from bench.played import HostOn, PlayedLoader, VirtualTime
 from dataloaders import DataLoader, bottleneck_check
-from dataloaders.bottleneck import Check, check_bottleneck
+from dataloaders.bottleneck import Check, blocks, check_bottleneck, verdict
+from dataloaders.bottleneck.arms import ARMS, STALLS, Arm, Stall
+from dataloaders.bottleneck.resident import Pool
 from dataloaders.errors import CheckError, OptionError
 from helpers.waits import Waiting, wait
 
@@ -104,6 +107,82 @@ class TestVerdicts:
         assert check.report().verdict == ("input-bound" if load > 0.1 else "step-bound")
         assert time.now() < 15
 
+    @pytest.mark.parametrize(
+        ("load", "truth"), [(0.03, 1.5), (0.022, 1.1), (0.019, 1.0), (0.001, 1.0)]
+    )
+    def test_batches_that_a_thread_makes_ahead_without_workers_are_not_free(
+        self, load, truth, time
+    ):
+        """As backend="prefetch" makes them of a cache: eight are ready after each other arm."""
+
+        class MadeAhead(PlayedLoader):
+            def __iter__(self):
+                batches = iter(PlayedLoader(time, [load], workers=1, prefetch=8))
+                batches.ahead = 8
+                return batches
+
+        report = checked(MadeAhead(time, [load]), 0.02, time, 30)
+        assert report.verdict == ("input-bound" if truth > 1 else "step-bound")
+        assert report.speedup_bound.estimate == pytest.approx(truth, rel=0.02)
+
+    @pytest.mark.parametrize(
+        ("load", "noise", "truth"), [(2.0, 0.0, 1.0), (20.0, 0.0, 2.0), (20.0, 0.02, 2.0)]
+    )
+    def test_steps_of_5_s_get_a_verdict_within_twice_a_budget_of_20_s(
+        self, load, noise, truth, time
+    ):
+        draw = random.Random(1)
+        loader = PlayedLoader(time, [load], workers=2)
+        report = checked(loader, lambda batch: time.sleep(5 * draw.gauss(1, noise)), time, 20)
+        assert report.verdict == ("input-bound" if truth > 1 else "step-bound")
+        assert report.speedup_bound.low <= truth <= report.speedup_bound.high
+        assert report.seconds <= 40
+
+    def test_an_epoch_that_takes_longer_than_the_budget_is_cut(self, time):
+        """Of 90 batches, so many of which can be in flight that no epoch has a steady state."""
+        loader = PlayedLoader(time, [12.0], workers=8, batches=90)
+        report = checked(loader, 1.0, time, 30)
+        assert report.verdict == "input-bound"
+        assert report.speedup_bound.estimate == pytest.approx(1.5, rel=0.1)
+        assert report.seconds <= 60
+
+    def test_a_queue_that_was_not_as_it_should_be_is_told(self, time):
+        """A batch takes longer than the check waits for workers to be idle."""
+        report = checked(PlayedLoader(time, [9.0], workers=4), 0.5, time, 30)
+        assert any("blocks began before the loader's queue" in note for note in report.notes)
+        report = checked(PlayedLoader(time, [0.06], workers=4), 0.5, time, 30)
+        assert not any("blocks began before" in note for note in report.notes)
+
+    def test_a_further_arm_has_its_stall_in_the_report(self, time, monkeypatch):
+        """One entry of the table: on the host's clock as on any other."""
+        settled = []
+
+        def take(blocks, count):
+            issued = iter(blocks.pool.issue("synthetic", count))
+
+            def slowly():
+                time.sleep(0.004)
+                return next(issued)
+
+            return slowly
+
+        arm = Arm(
+            "locked",
+            "behind a lock",
+            lambda blocks: True,
+            take,
+            lambda schedule, numbers: settled.append(numbers) or 5,
+            Stall("locks", "contention-bound", "waiting for locks"),
+        )
+        for module in (blocks, verdict):
+            monkeypatch.setattr(module, "ARMS", (*ARMS, arm))
+        monkeypatch.setattr(verdict, "STALLS", (*STALLS, arm.stall))
+        report = checked(PlayedLoader(time, [0.005]), 0.01, time)
+        assert report.stalls["locks"].estimate == pytest.approx(0.004)
+        assert report.stalls["prep"].estimate == pytest.approx(0.001)
+        assert report.verdict == "contention-bound"
+        assert len(settled) >= report.rounds
+
     def test_a_first_epoch_that_fills_a_cache_does_not_count(self, time):
         first = iter([0.01] * 60)
         data = Waiting(60, 0.01, lambda seconds: time.sleep(next(first, 0)))
@@ -124,6 +203,45 @@ class TestVerdicts:
         report = checked(loader, step, time)
         assert report.verdict == "step-bound"
         assert any("first on a shape" in note for note in report.notes)
+
+    def test_real_blocks_of_varied_shapes_hold_no_batch_and_copy_none_inside_the_clock(
+        self, time, monkeypatch
+    ):
+        """Held pinned ones make the loader pin new memory for each; a copy is no step's time."""
+        done, delivered = [], []
+        record = Pool.record
+
+        class Clock(HostOn):
+            def mark(self):
+                done.append("mark ")
+                return super().mark()
+
+            def wait(self):
+                done.append("wait ")
+
+        class Varied:
+            def __iter__(self):
+                for number in itertools.count():
+                    batch = torch.zeros(1 + number % 7)
+                    delivered.append(weakref.ref(batch))
+                    yield batch
+                    del batch
+
+        def recorded(pool, batch):
+            done.append("copy ")
+            record(pool, batch)
+
+        def step(batch):
+            del batch
+            time.sleep(0.01)
+            held.append(sum(one() is not None for one in delivered[-50:]))
+
+        held = []
+        monkeypatch.setattr(Pool, "record", recorded)
+        check_bottleneck(Varied(), step, budget_s=4, clock=Clock(time))
+        assert re.search("copy mark (mark )+wait", "".join(done))
+        assert not re.search("mark copy", "".join(done))
+        assert max(held) <= 2
 
     @pytest.mark.parametrize(("workers", "truth"), [(0, 1.2), (2, 1.0)])
     def test_steps_in_proportion_to_their_batch_compare_alike_ones(self, workers, truth, time):
@@ -210,17 +328,37 @@ class TestLoops:
         assert loops > 2
         assert check.report().verdict == "input-bound"
 
-    @pytest.mark.parametrize(("load", "verdict"), [(0.0002, "step-bound"), (0.02, "input-bound")])
-    def test_one_short_epoch_is_prolonged_only_if_its_waits_carry_no_step_bound(
-        self, load, verdict, time
+    @pytest.mark.parametrize(
+        ("load", "workers", "verdict"),
+        [
+            (0.0002, 0, "step-bound"),
+            (0.02, 0, "input-bound"),
+            (0.0002, 2, "step-bound"),
+            (0.04, 2, "input-bound"),
+        ],
+    )
+    def test_one_short_epoch_is_not_prolonged_if_its_waits_carry_the_verdict(
+        self, load, workers, verdict, time
     ):
-        check = check_of(PlayedLoader(time, [load], batches=40), time, 30)
+        check = check_of(PlayedLoader(time, [load], workers=workers, batches=40), time, 30)
         steps = 0
         for _ in check:
             time.sleep(0.01)
             steps += 1
         assert check.report().verdict == verdict
-        assert (steps == 40) == (verdict == "step-bound")
+        assert steps == 40
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_one_short_epoch_that_fills_a_cache_is_prolonged(self, workers, time):
+        class Filling(PlayedLoader):
+            seconds = iter([0.02 * max(1, workers)])
+
+            def __iter__(self):
+                self.loads = (next(self.seconds, 0.0),)
+                return super().__iter__()
+
+        report = checked(Filling(time, [], workers=workers, batches=40), 0.01, time)
+        assert report.verdict == "step-bound"
 
     @pytest.mark.parametrize(("length", "workers"), [(4, 0), (6, 1), (40, 2)])
     def test_a_consumer_that_counts_its_batches_never_asks_for_the_end(self, length, workers, time):
