@@ -9,7 +9,6 @@ import random
 import re
 import sys
 import types
-import weakref
 
 import numpy as np
 import psutil
@@ -20,9 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from bench.played import HostOn, PlayedLoader, VirtualTime
 from dataloaders import DataLoader, bottleneck_check
-from dataloaders.bottleneck import Check, blocks, check_bottleneck, verdict
-from dataloaders.bottleneck.arms import ARMS, STALLS, Arm, Stall
-from dataloaders.bottleneck.resident import Pool
+from dataloaders.bottleneck import Check, check_bottleneck
 from dataloaders.errors import CheckError, OptionError
 from helpers.waits import Waiting, wait
 
@@ -153,36 +150,6 @@ class TestVerdicts:
         report = checked(PlayedLoader(time, [0.06], workers=4), 0.5, time, 30)
         assert not any("blocks began before" in note for note in report.notes)
 
-    def test_a_further_arm_has_its_stall_in_the_report(self, time, monkeypatch):
-        """One entry of the table: on the host's clock as on any other."""
-        settled = []
-
-        def take(blocks, count):
-            issued = iter(blocks.pool.issue("synthetic", count))
-
-            def slowly():
-                time.sleep(0.004)
-                return next(issued)
-
-            return slowly
-
-        arm = Arm(
-            "locked",
-            "behind a lock",
-            lambda blocks: True,
-            take,
-            lambda schedule, numbers: settled.append(numbers) or 5,
-            Stall("locks", "contention-bound", "waiting for locks"),
-        )
-        for module in (blocks, verdict):
-            monkeypatch.setattr(module, "ARMS", (*ARMS, arm))
-        monkeypatch.setattr(verdict, "STALLS", (*STALLS, arm.stall))
-        report = checked(PlayedLoader(time, [0.005]), 0.01, time)
-        assert report.stalls["locks"].estimate == pytest.approx(0.004)
-        assert report.stalls["prep"].estimate == pytest.approx(0.001)
-        assert report.verdict == "contention-bound"
-        assert len(settled) >= report.rounds
-
     def test_a_first_epoch_that_fills_a_cache_does_not_count(self, time):
         first = iter([0.01] * 60)
         data = Waiting(60, 0.01, lambda seconds: time.sleep(next(first, 0)))
@@ -203,45 +170,6 @@ class TestVerdicts:
         report = checked(loader, step, time)
         assert report.verdict == "step-bound"
         assert any("first on a shape" in note for note in report.notes)
-
-    def test_real_blocks_of_varied_shapes_hold_no_batch_and_copy_none_inside_the_clock(
-        self, time, monkeypatch
-    ):
-        """Held pinned ones make the loader pin new memory for each; a copy is no step's time."""
-        done, delivered = [], []
-        record = Pool.record
-
-        class Clock(HostOn):
-            def mark(self):
-                done.append("mark ")
-                return super().mark()
-
-            def wait(self):
-                done.append("wait ")
-
-        class Varied:
-            def __iter__(self):
-                for number in itertools.count():
-                    batch = torch.zeros(1 + number % 7)
-                    delivered.append(weakref.ref(batch))
-                    yield batch
-                    del batch
-
-        def recorded(pool, batch):
-            done.append("copy ")
-            record(pool, batch)
-
-        def step(batch):
-            del batch
-            time.sleep(0.01)
-            held.append(sum(one() is not None for one in delivered[-50:]))
-
-        held = []
-        monkeypatch.setattr(Pool, "record", recorded)
-        check_bottleneck(Varied(), step, budget_s=4, clock=Clock(time))
-        assert re.search("copy mark (mark )+wait", "".join(done))
-        assert not re.search("mark copy", "".join(done))
-        assert max(held) <= 2
 
     @pytest.mark.parametrize(("workers", "truth"), [(0, 1.2), (2, 1.0)])
     def test_steps_in_proportion_to_their_batch_compare_alike_ones(self, workers, truth, time):

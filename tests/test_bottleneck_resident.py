@@ -1,8 +1,14 @@
 """Resident batches: how many are kept, and where the step wants them."""
 
+import itertools
+import re
+import weakref
+
 import pytest
 import torch
 
+from bench.played import HostOn, VirtualTime
+from dataloaders.bottleneck import check_bottleneck
 from dataloaders.bottleneck.resident import Placement, Pool
 from dataloaders.errors import CheckError
 
@@ -30,6 +36,43 @@ def test_batches_that_vary_are_replaced_by_later_ones():
     assert len(pool) == pool.room == 64
     lengths = [len(batch) for batch in pool.issue("synthetic", 64)]
     assert sorted(lengths) == list(range(36, 100))
+
+
+def test_real_blocks_of_varied_shapes_hold_no_batch_and_copy_none_inside_the_clock(monkeypatch):
+    """Held pinned ones make the loader pin new memory for each; a copy is no step's time."""
+    time, record = VirtualTime(), Pool.record
+    done, delivered, held = [], [], []
+
+    class Clock(HostOn):
+        def mark(self):
+            done.append("mark ")
+            return super().mark()
+
+        def wait(self):
+            done.append("wait ")
+
+    class Varied:
+        def __iter__(self):
+            for number in itertools.count():
+                batch = torch.zeros(1 + number % 7)
+                delivered.append(weakref.ref(batch))
+                yield batch
+                del batch
+
+    def recorded(pool, batch):
+        done.append("copy ")
+        record(pool, batch)
+
+    def step(batch):
+        del batch
+        time.sleep(0.01)
+        held.append(sum(one() is not None for one in delivered[-50:]))
+
+    monkeypatch.setattr(Pool, "record", recorded)
+    check_bottleneck(Varied(), step, budget_s=4, clock=Clock(time))
+    assert re.search("copy mark (mark )+wait", "".join(done))
+    assert not re.search("mark copy", "".join(done))
+    assert max(held) <= 2
 
 
 @pytest.mark.parametrize("fit", [3, 1])

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.played import HostOn, PlayedLoader, VirtualTime
-from dataloaders.bottleneck import Check
-from dataloaders.bottleneck.arms import ARMS
+from dataloaders.bottleneck import Check, check_bottleneck
+from dataloaders.bottleneck.arms import ARMS, STALLS, Arm, Stall
 from dataloaders.bottleneck.schedule import Numbers, Rhythm, Schedule, WarmUp
 
 SECONDS = st.floats(1e-7, 10)
@@ -156,6 +156,38 @@ class TestPlan:
         late = [lap for lap in range(1, 17) if together.late(lap, 2.0, most_s=1.0)]
         assert late == [1, 2, 4, 8, 16]
         assert len(asked) == 5
+
+
+def test_a_further_arm_has_its_stall_in_the_report(monkeypatch):
+    """One entry of the table: on the host's clock as on any other."""
+    time, settled = VirtualTime(), []
+
+    def take(blocks, count):
+        issued = iter(blocks.pool.issue("synthetic", count))
+
+        def slowly():
+            time.sleep(0.004)
+            return next(issued)
+
+        return slowly
+
+    arm = Arm(
+        "locked",
+        "behind a lock",
+        lambda blocks: True,
+        take,
+        lambda schedule, numbers: settled.append(numbers) or 5,
+        Stall("locks", "contention-bound", "waiting for locks"),
+    )
+    for module in ("blocks", "verdict"):
+        monkeypatch.setattr(f"dataloaders.bottleneck.{module}.ARMS", (*ARMS, arm))
+    monkeypatch.setattr("dataloaders.bottleneck.verdict.STALLS", (*STALLS, arm.stall))
+    loader = PlayedLoader(time, [0.005])
+    report = check_bottleneck(loader, lambda batch: time.sleep(0.01), clock=HostOn(time))
+    assert report.stalls["locks"].estimate == pytest.approx(0.004)
+    assert report.stalls["prep"].estimate == pytest.approx(0.001)
+    assert report.verdict == "contention-bound"
+    assert len(settled) >= report.rounds
 
 
 @pytest.mark.parametrize(
