@@ -193,15 +193,25 @@ def test_a_further_arm_has_its_stall_in_the_report(monkeypatch):
 @pytest.mark.parametrize(
     ("rounds", "spent", "step", "known", "enough", "over"),
     [
-        (5, 10.0, 0.02, (True, True), True, False),
-        (4, 10.0, 0.02, (True, True), False, False),
-        (5, 10.0, 0.02, (True, False), False, False),
-        (9, 29.0, 0.02, (True, False), True, False),  # another round would not fit
-        (2, 31.0, 0.02, (False, False), True, True),
-        (1, 31.0, 0.02, (False, False), False, False),  # not two rounds fit: twice the budget
-        (3, 31.0, 1.0, (False, False), False, False),  # nor many slow steps
-        (3, 31.0, 1.0, (True, False), True, True),
-        (3, 61.0, 1.0, (False, False), True, True),
+        (5, 10.0, 0.02, (True, True, True), True, False),
+        (4, 10.0, 0.02, (True, True, True), False, False),
+        (5, 10.0, 0.02, (True, True, False), False, False),
+        (5, 14.5, 0.02, (True, True, False), True, False),  # half of the budget
+        (4, 14.5, 0.02, (True, True, False), False, False),
+        (5, 14.5, 0.02, (True, False, False), False, False),
+        (9, 29.0, 0.02, (True, False, False), True, False),  # another round would not fit
+        (2, 31.0, 0.02, (False, False, False), True, True),
+        (
+            1,
+            31.0,
+            0.02,
+            (False, False, False),
+            False,
+            False,
+        ),  # not two rounds fit: twice the budget
+        (3, 31.0, 1.0, (False, False, False), False, False),  # nor many slow steps
+        (3, 31.0, 1.0, (True, False, False), True, True),
+        (3, 61.0, 1.0, (False, False, False), True, True),
     ],
 )
 def test_measuring_ends_with_a_verdict_or_the_budget(rounds, spent, step, known, enough, over):

@@ -192,8 +192,10 @@ def test_a_setting_is_tried_around_the_step_and_put_back(monkeypatch):
 
     loader = DataLoader(torch.ones(1000, 4), batch_size=1)
     options = {"budget_s": 2, "clock": HostOn(time)}
-    (finding,) = check_bottleneck(loader, step, advise=True, **options).findings
+    report = check_bottleneck(loader, step, advise=True, **options)
+    (finding,) = report.findings
     assert finding.name == "autocast"
+    assert {each.step for each in report.timeline["synthetic"]} == {0.01}  # not those tried
     assert 0.0039 < finding.gain.low <= finding.gain.high < 0.0041
     assert not torch.is_autocast_enabled("cpu")
     steps.clear()

@@ -523,10 +523,12 @@ class Check:
     def _late(self) -> bool:
         return self._schedule.over(len(self._rounds), self._seconds(), self._verdict_stands)
 
-    def _verdict_stands(self) -> tuple[bool, bool]:
-        """Return whether there is a verdict, and whether more measuring would not help it."""
+    def _verdict_stands(self) -> tuple[bool, bool, bool]:
+        """Return whether there is a verdict, an undisturbed one, and one that nothing improves."""
         known = self._analysis()
-        return known is not None and known.verdict != "inconclusive", bool(known and known.settled)
+        if known is None or known.verdict == "inconclusive":
+            return False, False, False
+        return True, known.held <= _HELD_SHARE, known.settled
 
     def _seconds(self) -> float:
         running = 0.0 if self._resumed_at is None else self._time.now() - self._resumed_at

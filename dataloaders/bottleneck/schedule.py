@@ -37,8 +37,10 @@ _SETTLE_DEVICE_S = 0.2  # an idle GPU lowers its clocks, and needs this long to 
 _MOST_REFILL_S = 0.5
 _COPIES_COST = 1.02
 _LAP_S = 0.002
+_APART = 1.5  # times longer than the longest of the others
 _LONGEST_CYCLE = 128
 _FEWEST_ROUNDS = 5
+_STANDS_FROM = 0.5  # of the budget
 _ROUNDS_END_AT = 0.93  # of the budget: a round may take longer than the ones before it
 
 
@@ -130,10 +132,11 @@ def _spacing(ends: Sequence[int], count: int) -> int:
 
 
 def _late(gaps: Sequence[float]) -> list[int]:
-    """Return the positions of gaps that are far longer than most."""
+    """Return the positions of gaps that are far longer than all the others."""
     if not gaps:
         return []
     late_s = max(3 * statistics.median(gaps), max(gaps) / 3, 0.001)
+    late_s = max(late_s, _APART * max((gap for gap in gaps if gap <= late_s), default=0.0))
     return [at for at, gap in enumerate(gaps) if gap > late_s]
 
 
@@ -302,21 +305,23 @@ class Schedule:
         self._most_settling = max(1, min(self._most_settling, 2 * self.in_flight) // 2)
 
     def enough(
-        self, rounds: int, spent_s: float, round_s: float, known: Callable[[], tuple[bool, bool]]
+        self, rounds: int, spent_s: float, round_s: float, known: Callable[[], Sequence[bool]]
     ) -> bool:
         """Return whether measuring ends after ``rounds`` rounds and ``spent_s`` seconds.
 
         ``round_s`` is what the longest of the last rounds took. ``known`` tells whether there is a
-        verdict, and whether more measuring would help it.
+        verdict, one that no other process disturbed, and one that measuring on would not improve.
         """
         spent_s, round_s = self.agree(spent_s, round_s)
         ahead_s = 0.0 if self._slow else round_s  # of slow steps each one counts, also of a part
         if rounds >= 2 and self._past(spent_s + ahead_s, _ROUNDS_END_AT, rounds, known):
             return True
         fewest = 3 if round_s > self.budget_s / 10 else _FEWEST_ROUNDS
-        return rounds >= fewest and bool(self.agree(float(known()[1]))[0])
+        # From half of the budget on it is the verdict that counts, not a narrow interval.
+        long = rounds >= _FEWEST_ROUNDS and spent_s + ahead_s > _STANDS_FROM * self.budget_s
+        return rounds >= fewest and bool(self.agree(float(known()[1 if long else 2]))[0])
 
-    def over(self, rounds: int, spent_s: float, known: Callable[[], tuple[bool, bool]]) -> bool:
+    def over(self, rounds: int, spent_s: float, known: Callable[[], Sequence[bool]]) -> bool:
         """Return whether a round is given up after ``spent_s`` seconds."""
         return self._past(self.agree(spent_s)[0], 1.0, rounds, known)
 
@@ -325,7 +330,7 @@ class Schedule:
         return self.budget_s * (2 if self._may_double(rounds) else 1) - spent_s
 
     def _past(
-        self, spent_s: float, share: float, rounds: int, known: Callable[[], tuple[bool, bool]]
+        self, spent_s: float, share: float, rounds: int, known: Callable[[], Sequence[bool]]
     ) -> bool:
         """Return whether ``share`` of the budget is spent; of twice as much without a verdict."""
         if spent_s <= share * self.budget_s:

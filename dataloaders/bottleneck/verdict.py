@@ -69,7 +69,7 @@ class Analysis:
     smallest_gap: float | None = None  # half the interval's width over its estimate
     settled: bool = False  # whether more measuring would change neither verdict nor interval much
     left_out: int = 0  # real steps, on shapes that the step had not seen and paid for
-    held: float = 0.0  # share of the step's time for which other processes may have held it up
+    held: float = 0.0  # share of an arm's time for which other processes may have held it up
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ def analyse(
     verdict, best = next((pair for pair in named if pair[0] != "inconclusive"), named[0])
     if verdict == "inconclusive":
         best = min(found, key=lambda one: one.bound.high - one.bound.low)
-    resident = [one["synthetic"] for one in whole if "synthetic" in one]
-    return replace(_analysis(verdict, best, left_out), held=_held(resident))
+    arms = ([one[arm] for one in whole if arm in one] for arm in ("synthetic", "real"))
+    return replace(_analysis(verdict, best, left_out), held=max(map(_held, arms)))
 
 
 def _with_waits_elsewhere(found: _Found, resident: Sequence[Lap]) -> _Found:
