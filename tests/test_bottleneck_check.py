@@ -136,11 +136,11 @@ class TestVerdicts:
         assert report.seconds <= 40
 
     def test_an_epoch_that_takes_longer_than_the_budget_is_cut(self, time):
-        """Of 90 batches, so many of which can be in flight that no epoch has a steady state."""
-        loader = PlayedLoader(time, [12.0], workers=8, batches=90)
+        """Of 40 batches, so many of which can be in flight that no epoch has a steady state."""
+        loader = PlayedLoader(time, [8.0], workers=4, batches=40)
         report = checked(loader, 1.0, time, 30)
         assert report.verdict == "input-bound"
-        assert report.speedup_bound.estimate == pytest.approx(1.5, rel=0.1)
+        assert report.speedup_bound.low <= 2.0 <= report.speedup_bound.high
         assert report.seconds <= 60
 
     def test_a_queue_that_was_not_as_it_should_be_is_told(self, time):
@@ -274,7 +274,7 @@ class TestLoops:
             time.sleep(0.01)
             steps += 1
         assert check.report().verdict == verdict
-        assert steps == 40
+        assert steps == 38  # of a script's loop the first ones were not the check's
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_one_short_epoch_that_fills_a_cache_is_prolonged(self, workers, time):

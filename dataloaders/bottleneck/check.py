@@ -42,6 +42,7 @@ _FIRST_STEPS = 4
 _MOST_FIRST_STEPS = 1000
 _WARM_UP_SHARE = 0.15
 _FIRST_EPOCH_SHARE = 0.2
+_TAKEN_BEFORE = 2  # batches of an epoch that a script's loop had before it was taken over
 _AS_SLOW = 0.5  # of what the first epoch's batches took
 _FEW_STEPS = 20  # in the budget
 _HELD_SHARE = 0.03
@@ -340,10 +341,10 @@ class Check:
         """
         feed, pool, blocks, warming = self._feed, self._pool, self._blocks, self._warming
         before = blocks.held_up()
-        last = 0  # steps of epoch 0 that are made alone, if the warm-up lasts until then
+        last = -1  # how many of the first epoch are left when it is asked for a verdict
         while True:
             if feed.epoch == 0 and feed.left <= last and self._waits_are_lost:
-                if (yield from self._first_epoch(last, before)):
+                if (yield from self._first_epoch(last - _TAKEN_BEFORE, before)):
                     return True
                 feed.close()
             begin = self._time.now()
@@ -351,10 +352,11 @@ class Check:
             if not self._warm_steps:  # by now the loader has said how many batches it makes ahead
                 warming.fewest = 2 * feed.in_flight
                 self._schedule.learn(feed.length, feed.in_flight)
-                if feed.parallel and feed.length:
-                    last = max(4, min(8, feed.length // 8))
                 if self._schedule.whole_epochs and feed.length:
                     pool.most_batches = feed.length  # one epoch, its short last batch included
+                elif feed.length:
+                    alone = max(4, min(8, feed.length // 8)) if feed.parallel else 0
+                    last = _TAKEN_BEFORE + alone
             if pool.wants_more:
                 pool.keep(host)
             self._warm_steps += 1  # counted first: a consumer may never come back from its step
@@ -578,13 +580,11 @@ class Check:
         )
 
     def _first_epoch(self, last: int, before: tuple[float, float]) -> Generator[Batch, None, bool]:
-        """Yield the ``last`` batches of epoch 0 as resident ones; return whether it tells enough.
+        """Yield ``last`` batches of epoch 0 as resident ones; return whether it tells enough.
 
         Not if other processes held it up, nor if a later epoch's batches wait for less.
         """
         blocks, now = self._blocks, self._time.now
-        if self._schedule.whole_epochs:
-            return False
         if last:
             self._pool.build()
             batch_s = self._warm_s / self._warm_steps
@@ -619,8 +619,7 @@ class Check:
     @property
     def _waits_are_lost(self) -> bool:
         """Whether what a step waits is a part of the gap: on the host's clock, of this process."""
-        used = set() if self._placement is None else {one.type for one in self._placement.used}
-        return self._schedule.alone and not (self._schedule.behind or used - {"cpu"})
+        return self._schedule.alone and not (self._schedule.behind or self._devices_in_use())
 
     def _first_steps(self) -> dict[str, Timed]:
         """The warm-up's own waits, for a loop that ended before anything else was measured.

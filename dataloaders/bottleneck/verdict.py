@@ -489,8 +489,9 @@ def _added(starts: tuple[Sequence[float], int], wait: Array) -> Array:
 def _units(laps: Sequence[Lap], turn: int = 1) -> Array:
     """(seconds, steps, waited) of ``turn`` neighbouring laps each; of more of very many."""
     values = np.array([(lap.seconds, lap.steps, lap.waited) for lap in laps], dtype=np.float64)
-    count = min(_MOST_UNITS, int(values[:, 1].sum()) // turn, len(values))
-    edges = np.linspace(0, len(values), max(1, count), endpoint=False).astype(int)
+    turns = int(values[:, 1].sum()) // turn
+    count = min(_MOST_UNITS, len(values), turns if turns > 1 else len(values))
+    edges = np.linspace(0, len(values), count, endpoint=False).astype(int)
     return np.asarray(np.add.reduceat(values, edges))
 
 
