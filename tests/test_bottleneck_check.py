@@ -123,7 +123,8 @@ class TestVerdicts:
         assert report.speedup_bound.estimate == pytest.approx(truth, rel=0.02)
 
     @pytest.mark.parametrize(
-        ("load", "noise", "truth"), [(2.0, 0.0, 1.0), (20.0, 0.0, 2.0), (20.0, 0.02, 2.0)]
+        ("load", "noise", "truth"),
+        [(2.0, 0.0, 1.0), (2.0, 0.02, 1.0), (20.0, 0.0, 2.0), (20.0, 0.02, 2.0)],
     )
     def test_steps_of_5_s_get_a_verdict_within_twice_a_budget_of_20_s(
         self, load, noise, truth, time

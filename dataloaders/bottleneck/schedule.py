@@ -204,6 +204,7 @@ class Schedule:
         self._real_share = 1.0
         self.cut_short = False  # whether the consumer's own loop ended before a block did
         self._slow = False
+        self._least_s = 0.0  # that a block of slow steps takes
         self._most_settling = _MOST_STEPS
         self._last: dict[str, int] = {}
         self._random = random.Random(0)  # of our own: the process-wide one is the user's
@@ -232,6 +233,7 @@ class Schedule:
         real = arm.name == "real"
         batch_s = max(1e-7, n.real_s if real else n.step_s)
         self._slow = n.step_s > _SLOW_STEP_S
+        self._least_s = 2 * max(n.real_s, n.step_s)
         batches = self._batches(real, batch_s / (self._real_share if real else 1.0), n)
         last = self._last.get(arm.name, 0)
         if last:
@@ -315,6 +317,8 @@ class Schedule:
         spent_s, round_s = self.agree(spent_s, round_s)
         ahead_s = 0.0 if self._slow else round_s  # of slow steps each one counts, also of a part
         if rounds >= 2 and self._past(spent_s + ahead_s, _ROUNDS_END_AT, rounds, known):
+            return True
+        if rounds and self._slow and self.left_s(rounds, spent_s) < self._least_s:
             return True
         fewest = 3 if round_s > self.budget_s / 10 else _FEWEST_ROUNDS
         # From half of the budget on it is the verdict that counts, not a narrow interval.
