@@ -13,15 +13,16 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dataloaders.batches.tree import Batch, describe, leaves
-from dataloaders.bottleneck.arms import ARMS, Arm
+from dataloaders.bottleneck.advice import Advice
+from dataloaders.bottleneck.arms import Arm
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes import Causes
 from dataloaders.bottleneck.report import Report
@@ -29,12 +30,12 @@ from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
 from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmUp
 from dataloaders.bottleneck.summary import summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
-from dataloaders.errors import CheckError, OptionError, last_line
+from dataloaders.errors import CheckError, OptionError
 from dataloaders.findings import Facts, Finding, Watch, findings_of
 from dataloaders.findings.toggles import TOGGLES
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Interval, Lap, Timed, mean_of
+from dataloaders.measuring.intervals import Interval, Lap, Timed
 
 _LATER_ROUNDS = 5
 _FIRST_STEPS = 4
@@ -47,9 +48,7 @@ _AS_SLOW = 0.5  # of what the first epoch's batches took
 _FEW_STEPS = 20  # in the budget
 _HELD_SHARE = 0.03
 _CONTENTION_SHARE = 0.03
-_ADVISING_SHARE = 0.5
 _LAUNCH_SHARE = 0.05
-_ADVISING_ROUNDS = 9
 _LONGEST_WARM_UP = 3
 """Times the share: where steps never agree or an optimizer's cycle is long."""
 
@@ -141,6 +140,7 @@ class Check:
         self._predict = predict or try_candidates
         self._trying = try_candidates
         self._causes = Causes(loader, self._blocks, budget_s, self._time.now)
+        self._advice = Advice(self._blocks, budget_s, self._time.now)
         self._warm_up_s = budget_s * _WARM_UP_SHARE
         self._warming = WarmUp(self._warm_up_s)
         self._rounds: list[dict[str, Timed]] = []
@@ -156,10 +156,7 @@ class Check:
         self._placement: Placement | None = None
         self._watch = Watch()
         self._advise = advise and agree is None
-        self._gains: dict[str, Interval] = {}
         self._launched: Interval | None = None  # seconds of a step that was launched at once
-        self._tried: str | None = None  # the setting under which the step runs now
-        self._untried: dict[str, str] = {}  # those under which it fails, and why
         self._cycle = 1
         self._warm = False
         self._warm_steps = 0
@@ -197,63 +194,10 @@ class Check:
 
         The verdict stands by then: such an error is no reason to end without the report.
         """
-        if self._tried is None or not isinstance(error, Exception):
-            return False
-        self._untried[self._tried] = f"; not measured: {last_line(error)}"
-        return True
-
-    def _try_toggles(self) -> Iterator[Batch]:
-        """Yield blocks of the step alone, as it is and with each setting that a finding names."""
-        analysis = self._analysis()
-        names = [one.name for one in self._findings(analysis) if one.name in TOGGLES]
-        facts = self._facts(analysis)
-        if not names or facts is None:
-            return
-        self._advise = False
-        rounds: list[dict[str | None, float]] = []
-        until = self._time.now() + _ADVISING_SHARE * self._budget_s
-        while len(rounds) < _ADVISING_ROUNDS and (len(rounds) < 4 or self._time.now() <= until):
-            rounds.append({})
-            for name in (None, *names):
-                left_s = max(0.1, until - self._time.now())
-                ran = yield from self._block_within(name, facts, left_s)
-                if ran is not None:
-                    rounds[-1][name] = ran.per_batch
-        for name in names:  # the first round chose kernels
-            saved = [one[None] - one[name] for one in rounds[1:] if one.keys() >= {None, name}]
-            if len(saved) > 1 and name not in self._untried:
-                self._gains[name] = mean_of(saved)
-
-    def _block_within(
-        self, name: str | None, facts: Facts, left_s: float
-    ) -> Generator[Batch, None, Timed | None]:
-        """Yield a block of the step alone, each step under setting ``name``; None: as it is."""
-        (arm,) = (replace(arm, name="advised") for arm in ARMS if arm.name == "synthetic")
-        block = self._blocks.run(arm, left_s)
-        self._tried = name
-        try:
-            while name not in self._untried:
-                batch = next(block)
-                with TOGGLES[name](facts) if name else nullcontext():
-                    yield batch
-        except StopIteration as end:
-            took: Timed | None = end.value
-            return took
-        finally:
-            self._tried = None
-            block.close()
-        return None
+        return self._advice.failed(error)
 
     def _findings(self, analysis: Analysis | None) -> tuple[Finding, ...]:
-        return tuple(
-            replace(
-                one,
-                gain=self._gains.get(one.name, one.gain),
-                message=one.message + self._untried.get(one.name, ""),
-                anyway=one.anyway or one.name in self._untried,  # it was asked for
-            )
-            for one in findings_of(self._facts(analysis))
-        )
+        return self._advice.of(findings_of(self._facts(analysis)))
 
     def _facts(self, analysis: Analysis | None) -> Facts | None:
         stall = None
@@ -321,8 +265,11 @@ class Check:
             if found is not None and wanted and self._predict:
                 self._tell("causes")
                 yield from self._causes.find(found, trying=self._trying)
-            if self._advise:
-                yield from self._try_toggles()
+            facts = self._facts(self._analysis()) if self._advise else None
+            names = [one.name for one in findings_of(facts) if one.name in TOGGLES]
+            if facts is not None and names:
+                self._advise = False
+                yield from self._advice.find(names, facts)
         except GeneratorExit:
             # The consumer's own loop ended first; if no block fitted into it, make them shorter.
             if self._warm and self._blocks_done == done_before and self._blocks.salvaged is None:
