@@ -104,6 +104,53 @@ class TestVerdicts:
         assert check.report().verdict == ("input-bound" if load > 0.1 else "step-bound")
         assert time.now() < 15
 
+    @pytest.mark.parametrize(
+        ("load", "truth"), [(0.03, 1.5), (0.022, 1.1), (0.019, 1.0), (0.001, 1.0)]
+    )
+    def test_batches_that_a_thread_makes_ahead_without_workers_are_not_free(
+        self, load, truth, time
+    ):
+        """As backend="prefetch" makes them of a cache: eight are ready after each other arm."""
+
+        class MadeAhead(PlayedLoader):
+            def __iter__(self):
+                batches = iter(PlayedLoader(time, [load], workers=1, prefetch=8))
+                batches.ahead = 8
+                return batches
+
+        report = checked(MadeAhead(time, [load]), 0.02, time, 30)
+        assert report.verdict == ("input-bound" if truth > 1 else "step-bound")
+        assert report.speedup_bound.estimate == pytest.approx(truth, rel=0.02)
+
+    @pytest.mark.parametrize(
+        ("load", "noise", "truth"),
+        [(2.0, 0.0, 1.0), (2.0, 0.02, 1.0), (20.0, 0.0, 2.0), (20.0, 0.02, 2.0)],
+    )
+    def test_steps_of_5_s_get_a_verdict_within_twice_a_budget_of_20_s(
+        self, load, noise, truth, time
+    ):
+        draw = random.Random(1)
+        loader = PlayedLoader(time, [load], workers=2)
+        report = checked(loader, lambda batch: time.sleep(5 * draw.gauss(1, noise)), time, 20)
+        assert report.verdict == ("input-bound" if truth > 1 else "step-bound")
+        assert report.speedup_bound.low <= truth <= report.speedup_bound.high
+        assert report.seconds <= 40
+
+    def test_an_epoch_that_takes_longer_than_the_budget_is_cut(self, time):
+        """Of 40 batches, so many of which can be in flight that no epoch has a steady state."""
+        loader = PlayedLoader(time, [8.0], workers=4, batches=40)
+        report = checked(loader, 1.0, time, 30)
+        assert report.verdict == "input-bound"
+        assert report.speedup_bound.low <= 2.0 <= report.speedup_bound.high
+        assert report.seconds <= 60
+
+    def test_a_queue_that_was_not_as_it_should_be_is_told(self, time):
+        """A batch takes longer than the check waits for workers to be idle."""
+        report = checked(PlayedLoader(time, [9.0], workers=4), 0.5, time, 30)
+        assert any("blocks began before the loader's queue" in note for note in report.notes)
+        report = checked(PlayedLoader(time, [0.06], workers=4), 0.5, time, 30)
+        assert not any("blocks began before" in note for note in report.notes)
+
     def test_a_first_epoch_that_fills_a_cache_does_not_count(self, time):
         first = iter([0.01] * 60)
         data = Waiting(60, 0.01, lambda seconds: time.sleep(next(first, 0)))
@@ -210,17 +257,37 @@ class TestLoops:
         assert loops > 2
         assert check.report().verdict == "input-bound"
 
-    @pytest.mark.parametrize(("load", "verdict"), [(0.0002, "step-bound"), (0.02, "input-bound")])
-    def test_one_short_epoch_is_prolonged_only_if_its_waits_carry_no_step_bound(
-        self, load, verdict, time
+    @pytest.mark.parametrize(
+        ("load", "workers", "verdict"),
+        [
+            (0.0002, 0, "step-bound"),
+            (0.02, 0, "input-bound"),
+            (0.0002, 2, "step-bound"),
+            (0.04, 2, "input-bound"),
+        ],
+    )
+    def test_one_short_epoch_is_not_prolonged_if_its_waits_carry_the_verdict(
+        self, load, workers, verdict, time
     ):
-        check = check_of(PlayedLoader(time, [load], batches=40), time, 30)
+        check = check_of(PlayedLoader(time, [load], workers=workers, batches=40), time, 30)
         steps = 0
         for _ in check:
             time.sleep(0.01)
             steps += 1
         assert check.report().verdict == verdict
-        assert (steps == 40) == (verdict == "step-bound")
+        assert steps == 38  # of a script's loop the first ones were not the check's
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_one_short_epoch_that_fills_a_cache_is_prolonged(self, workers, time):
+        class Filling(PlayedLoader):
+            seconds = iter([0.02 * max(1, workers)])
+
+            def __iter__(self):
+                self.loads = (next(self.seconds, 0.0),)
+                return super().__iter__()
+
+        report = checked(Filling(time, [], workers=workers, batches=40), 0.01, time)
+        assert report.verdict == "step-bound"
 
     @pytest.mark.parametrize(("length", "workers"), [(4, 0), (6, 1), (40, 2)])
     def test_a_consumer_that_counts_its_batches_never_asks_for_the_end(self, length, workers, time):

@@ -1,8 +1,15 @@
 """Resident batches: how many are kept, and where the step wants them."""
 
+import itertools
+import re
+import weakref
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bench.played import HostOn, VirtualTime
+from dataloaders.bottleneck import check_bottleneck
 from dataloaders.bottleneck.resident import Placement, Pool
 from dataloaders.errors import CheckError
 
@@ -32,6 +39,43 @@ def test_batches_that_vary_are_replaced_by_later_ones():
     assert sorted(lengths) == list(range(36, 100))
 
 
+def test_real_blocks_of_varied_shapes_hold_no_batch_and_copy_none_inside_the_clock(monkeypatch):
+    """Held pinned ones make the loader pin new memory for each; a copy is no step's time."""
+    time, record = VirtualTime(), Pool.record
+    done, delivered, held = [], [], []
+
+    class Clock(HostOn):
+        def mark(self):
+            done.append("mark ")
+            return super().mark()
+
+        def wait(self):
+            done.append("wait ")
+
+    class Varied:
+        def __iter__(self):
+            for number in itertools.count():
+                batch = torch.zeros(1 + number % 7)
+                delivered.append(weakref.ref(batch))
+                yield batch
+                del batch
+
+    def recorded(pool, batch):
+        done.append("copy ")
+        record(pool, batch)
+
+    def step(batch):
+        del batch
+        time.sleep(0.01)
+        held.append(sum(one() is not None for one in delivered[-50:]))
+
+    monkeypatch.setattr(Pool, "record", recorded)
+    check_bottleneck(Varied(), step, budget_s=4, clock=Clock(time))
+    assert re.search("copy mark (mark )+wait", "".join(done))
+    assert not re.search("mark copy", "".join(done))
+    assert max(held) <= 2
+
+
 @pytest.mark.parametrize("fit", [3, 1])
 def test_of_a_device_that_is_full_as_many_are_resident_as_fit(fit, monkeypatch):
     """Two at least; the step's own error is left alone."""
@@ -52,6 +96,33 @@ def test_of_a_device_that_is_full_as_many_are_resident_as_fit(fit, monkeypatch):
         pool.build()
         assert (len(pool), pool.crowded) == (fit, True)
         assert len(pool.issue("synthetic", 5)) == 5
+
+
+@pytest.mark.parametrize(("fit", "kept"), [(8, 8), (4, 4), (1, 2)])
+def test_of_batches_that_are_delivered_on_a_device_as_many_are_kept_as_fit(fit, kept, monkeypatch):
+    """Twice a batch has to be free, for the step; two are kept without asking."""
+    pool = Pool()
+    accelerator = {
+        "get_memory_info": lambda device: ((fit - len(pool)) * 1024, 2**30),
+        "memory_reserved": lambda device: 0,
+        "max_memory_allocated": lambda device: 0,
+    }
+    for name, told in accelerator.items():
+        monkeypatch.setattr(torch.accelerator, name, told)
+    with FakeTensorMode():
+        for _ in range(8):
+            if pool.wants_more:
+                pool.keep(torch.zeros(512, dtype=torch.uint8, device="cuda"))
+    assert (len(pool), pool.crowded) == (kept, kept < 8)
+
+
+def test_a_device_without_room_for_two_delivered_batches_is_no_fault_of_the_loader(monkeypatch):
+    def full(leaf):
+        raise torch.OutOfMemoryError("the device is full")
+
+    monkeypatch.setattr(torch.Tensor, "clone", full)
+    with FakeTensorMode(), pytest.raises(CheckError, match="memory of cuda:0 does not hold 2 bat"):
+        Pool().keep(torch.zeros(4, device="cuda"))
 
 
 def test_placement_sees_which_leaves_the_step_copies_away():

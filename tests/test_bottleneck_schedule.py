@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.played import HostOn, PlayedLoader, VirtualTime
-from dataloaders.bottleneck import Check
+from dataloaders.bottleneck import Check, check_bottleneck
+from dataloaders.bottleneck.arms import ARMS, STALLS, Arm, Stall
 from dataloaders.bottleneck.schedule import Numbers, Rhythm, Schedule, WarmUp
 
 SECONDS = st.floats(1e-7, 10)
@@ -54,8 +55,11 @@ def test_warming_up_ends_when_steps_agree_or_after_a_while(steps, over):
     assert count == over
 
 
+ARM = {arm.name: arm for arm in ARMS}
+
+
 def planned(arm, numbers, **options):
-    return Schedule(30, **options).plan(arm, numbers)
+    return Schedule(30, **options).plan(ARM[arm], numbers)
 
 
 class TestPlan:
@@ -63,7 +67,7 @@ class TestPlan:
     @given(step=SECONDS, real=SECONDS, cycle=st.integers(1, 64), behind=st.booleans())
     def test_a_block_holds_whole_cycles_and_has_a_deadline(self, arm, step, real, cycle, behind):
         schedule = Schedule(30, workers=2, in_flight=4, behind=behind)
-        plan = schedule.plan(arm, Numbers(30, step, real, cycle))
+        plan = schedule.plan(ARM[arm], Numbers(30, step, real, cycle))
         assert plan.batches % plan.lap == plan.lap % cycle == plan.settle % cycle == 0
         assert plan.batches > 0
         assert 0 < plan.most_s <= 30
@@ -71,8 +75,8 @@ class TestPlan:
     @given(first=SECONDS, then=st.floats(0, 1e-6))
     def test_a_step_time_of_nothing_makes_no_endless_block(self, first, then):
         schedule = Schedule(30)
-        before = schedule.plan("synthetic", Numbers(30, first, first)).batches
-        after = schedule.plan("synthetic", Numbers(30, then, first)).batches
+        before = schedule.plan(ARM["synthetic"], Numbers(30, first, first)).batches
+        after = schedule.plan(ARM["synthetic"], Numbers(30, then, first)).batches
         assert after <= 4 * before + 3
 
     def test_what_comes_before_the_first_mark(self):
@@ -106,7 +110,9 @@ class TestPlan:
     def test_blocks_last_a_third_of_a_second_half_more_or_less(self):
         """A ninetieth of a budget of 30 s, so that many rounds fit in."""
         schedule = Schedule(30)
-        counts = [schedule.plan("synthetic", Numbers(30, 0.001, 0.001)).batches for _ in range(200)]
+        counts = [
+            schedule.plan(ARM["synthetic"], Numbers(30, 0.001, 0.001)).batches for _ in range(200)
+        ]
         assert 0.001 * min(counts) >= 1 / 6
         assert 0.001 * max(counts) <= 0.51
         assert abs(0.001 * sum(counts) / 200 - 1 / 3) < 0.03
@@ -125,7 +131,7 @@ class TestPlan:
             for _ in range(times):
                 schedule.shorten()
             assert schedule.cut_short == bool(times)
-            return schedule.plan("synthetic", numbers).batches
+            return schedule.plan(ARM["synthetic"], numbers).batches
 
         assert batches(1) == pytest.approx(batches(0) / 2, abs=1)
         assert batches(3) == pytest.approx(batches(0) / 8, abs=1)
@@ -152,28 +158,70 @@ class TestPlan:
         assert len(asked) == 5
 
 
+def test_a_further_arm_has_its_stall_in_the_report(monkeypatch):
+    """One entry of the table: on the host's clock as on any other."""
+    time, settled = VirtualTime(), []
+
+    def take(blocks, count):
+        issued = iter(blocks.pool.issue("synthetic", count))
+
+        def slowly():
+            time.sleep(0.004)
+            return next(issued)
+
+        return slowly
+
+    arm = Arm(
+        "locked",
+        "behind a lock",
+        lambda blocks: True,
+        take,
+        lambda schedule, numbers: settled.append(numbers) or 5,
+        Stall("locks", "contention-bound", "waiting for locks"),
+    )
+    for module in ("blocks", "verdict"):
+        monkeypatch.setattr(f"dataloaders.bottleneck.{module}.ARMS", (*ARMS, arm))
+    monkeypatch.setattr("dataloaders.bottleneck.verdict.STALLS", (*STALLS, arm.stall))
+    loader = PlayedLoader(time, [0.005])
+    report = check_bottleneck(loader, lambda batch: time.sleep(0.01), clock=HostOn(time))
+    assert report.stalls["locks"].estimate == pytest.approx(0.004)
+    assert report.stalls["prep"].estimate == pytest.approx(0.001)
+    assert report.verdict == "contention-bound"
+    assert len(settled) >= report.rounds
+
+
 @pytest.mark.parametrize(
     ("rounds", "spent", "step", "known", "enough", "over"),
     [
-        (5, 10.0, 0.02, (True, True), True, False),
-        (4, 10.0, 0.02, (True, True), False, False),
-        (5, 10.0, 0.02, (True, False), False, False),
-        (9, 29.0, 0.02, (True, False), True, False),  # another round would not fit
-        (2, 31.0, 0.02, (False, False), True, True),
-        (1, 31.0, 0.02, (False, False), False, False),  # not two rounds fit: twice the budget
-        (3, 31.0, 1.0, (False, False), False, False),  # nor many slow steps
-        (3, 31.0, 1.0, (True, False), True, True),
-        (3, 61.0, 1.0, (False, False), True, True),
+        (5, 10.0, 0.02, (True, True, True), True, False),
+        (4, 10.0, 0.02, (True, True, True), False, False),
+        (5, 10.0, 0.02, (True, True, False), False, False),
+        (5, 14.5, 0.02, (True, True, False), True, False),  # half of the budget
+        (4, 14.5, 0.02, (True, True, False), False, False),
+        (5, 14.5, 0.02, (True, False, False), False, False),
+        (9, 29.0, 0.02, (True, False, False), True, False),  # another round would not fit
+        (2, 31.0, 0.02, (False, False, False), True, True),
+        (
+            1,
+            31.0,
+            0.02,
+            (False, False, False),
+            False,
+            False,
+        ),  # not two rounds fit: twice the budget
+        (3, 31.0, 1.0, (False, False, False), False, False),  # nor many slow steps
+        (3, 31.0, 1.0, (True, False, False), True, True),
+        (3, 61.0, 1.0, (False, False, False), True, True),
     ],
 )
 def test_measuring_ends_with_a_verdict_or_the_budget(rounds, spent, step, known, enough, over):
     schedule = Schedule(30)
-    schedule.plan("real", Numbers(30, step, step))
+    schedule.plan(ARM["real"], Numbers(30, step, step))
     assert schedule.over(rounds, spent, lambda: known) == over
     assert schedule.enough(rounds, spent, 1.0, lambda: known) == enough
 
 
-@pytest.mark.parametrize("lengths", [(None, None), (100, 100), (7, 7), (60, 40)])
+@pytest.mark.parametrize("lengths", [(None, None), (100, 100), (7, 7), (7, 5), (60, 40)])
 @pytest.mark.parametrize("behind_s", [0.0, 0.03])
 def test_unequal_ranks_run_the_same_number_of_steps(lengths, behind_s):
     """Rank 1 loads more slowly, or has shorter epochs; every step is a barrier, as with DDP."""

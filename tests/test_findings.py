@@ -380,8 +380,10 @@ def test_a_setting_is_tried_around_blocks_of_steps_and_put_back(name, monkeypatc
 
     loader = DataLoader(torch.ones(1000, 2, 4, 4), batch_size=2)
     options = {"budget_s": 3, "clock": HostOn(time)}
-    (finding,) = check_bottleneck(loader, step, **options).findings
+    report = check_bottleneck(loader, step, **options)
+    (finding,) = report.findings
     assert finding.name == name
+    assert {each.step for each in report.timeline["synthetic"]} == {0.04}  # not those tried
     assert 0.0159 < finding.gain.low <= finding.gain.high < 0.0161
     switched = [on for (on, *_), (after, *_) in itertools.pairwise(seen) if on != after]
     assert 2 * len(switched) < sum(on for on, *_ in seen)  # a block has several steps

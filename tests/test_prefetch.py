@@ -215,6 +215,15 @@ def test_more_batches_than_an_iterable_said_warn_when_they_are_handed_over():
     assert len(ours) == 1
 
 
+def test_without_workers_the_iterator_tells_what_its_thread_has_made():
+    rows = TensorDataset(torch.arange(40))
+    batches = iter(DataLoader(rows, 4, backend=Prefetch(ahead=3)))
+    for left in range(9, -1, -1):
+        next(batches)
+        assert becomes_true(lambda: len(set(batches.counts())) == 1)
+        assert batches.counts()[0] == min(3, left + 1)  # of the last one the end
+
+
 @pytest.mark.usefixtures("workers_end_fast")
 def test_of_two_errors_at_one_batch_the_samplers_comes_first_as_under_torch():
     class Ending(torch.utils.data.Sampler):

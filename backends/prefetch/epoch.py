@@ -134,10 +134,10 @@ class PrefetchedEpoch:
 
     def counts(self) -> tuple[int, int] | None:
         """Count ready and outstanding batches; see `dataloaders.measuring.queues.counts_of`."""
-        inner = counts_of(self._source)
+        inner, ready = counts_of(self._source), self._epoch.ready.qsize()
         if inner is None:
-            return None
-        ready = self._epoch.ready.qsize()
+            # No workers: the thread alone makes batches, until its slots are full.
+            return ready, ready if self._epoch.done.is_set() else max(ready, self.ahead)
         # The inner loader counts the batch that the thread waits for.
         return ready + inner[0], ready + inner[1]
 

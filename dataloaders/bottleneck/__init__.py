@@ -2,6 +2,7 @@
 
 inline     a check in one's own code: of a step, or of a loop as it stands
 check      the loop's batches: a warm-up, then rounds of one block an arm
+advice     what settings that findings name would gain
 arms       what the step gets in each arm, and what its difference tells
 schedule   how long blocks are, when enough is known: decided from numbers
 blocks     one block: batches out, marks of the clock between them

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from dataloaders.bottleneck.schedule import Numbers, Schedule
+
 if TYPE_CHECKING:
     from dataloaders.batches.tree import Batch
     from dataloaders.bottleneck.blocks import Blocks
@@ -42,8 +44,9 @@ class Arm:
 
     name: str  # its key in the report
     tells: str  # what it is, in words
-    begin: Callable[[Blocks], None]  # brings the queue into a block's first state, off the clock
+    begin: Callable[[Blocks], bool]  # brings the queue into a block's first state; or in vain
     take: Callable[[Blocks, int], Take]  # what hands out so many batches, settling included
+    settle: Callable[[Schedule, Numbers], int]  # steps that run before the first mark
     stall: Stall | None = None  # what its difference to synthetic tells; None: nothing, or all
     # Whether it says something about this loader and step.
     exists: Callable[[Blocks], bool] = lambda blocks: True
@@ -55,12 +58,10 @@ TRANSFER = Stall("transfer", "transfer-bound", "waiting for the copy to the devi
 CONTENTION = Stall("contention", "contention-bound", "slowed down by the loader's workers")
 FETCH = Stall("fetch", "input-bound", "more, where files come from the disk")
 LAUNCH = Stall("launch", "step-bound", "within the step: its device waiting to be given work")
-STALLS = (PREP, TRANSFER, CONTENTION)
-"""Parts of real minus synthetic, as the report has them; "prep" is what the others leave."""
 
 
-def _when_idle(blocks: Blocks) -> None:
-    blocks.feed.wait_until_idle(blocks.patience_s, blocks.real_s)
+def _when_idle(blocks: Blocks) -> bool:
+    return blocks.feed.wait_until_idle(blocks.patience_s, blocks.real_s)
 
 
 def _on_host(blocks: Blocks, count: int) -> Take:
@@ -70,10 +71,11 @@ def _on_host(blocks: Blocks, count: int) -> Take:
     return lambda: blocks.delivered(next(issued))
 
 
-def _begin_contended(blocks: Blocks) -> None:
+def _begin_contended(blocks: Blocks) -> bool:
     feed = blocks.feed
     if not feed.running or feed.left <= 2:
         feed.start()
+    return True
 
 
 def _beside_workers(blocks: Blocks, count: int) -> Take:
@@ -87,25 +89,32 @@ def _beside_workers(blocks: Blocks, count: int) -> Take:
     return take
 
 
-def _begin_real(blocks: Blocks) -> None:
+def _begin_real(blocks: Blocks) -> bool:
     # The first block begins with an empty queue.
-    if blocks.ready is not None:
-        blocks.feed.bring_to(blocks.ready, blocks.patience_s)
+    return blocks.ready is None or blocks.feed.bring_to(blocks.ready, blocks.patience_s)
 
 
 ARMS = (
-    Arm("real", "the loop as it is", _begin_real, lambda blocks, count: blocks.take_real),
+    Arm(
+        "real",
+        "the loop as it is",
+        _begin_real,
+        lambda blocks, count: blocks.take_real,
+        Schedule.settle_queue,
+    ),
     Arm(
         "synthetic",
         "the step alone, on batches that are already there",
         _when_idle,
         lambda blocks, count: iter(blocks.pool.issue("synthetic", count)).__next__,
+        Schedule.settle_device,
     ),
     Arm(
         "host",
         "the same, and the copy to the device",
         _when_idle,
         _on_host,
+        Schedule.settle_device,
         TRANSFER,
         lambda blocks: blocks.pool.transfers,
     ),
@@ -115,12 +124,16 @@ ARMS = (
         "the step alone, while the loader's workers run",
         _begin_contended,
         _beside_workers,
+        Schedule.settle_device,
         CONTENTION,
-        lambda blocks: blocks.behind and blocks.feed.workers > 0 and blocks.feed.tells,
+        lambda blocks: blocks.behind and blocks.feed.parallel and blocks.feed.tells,
         lambda blocks: blocks.feed.left - 1,
     ),
 )
 """All arms of a round, in its order: the first one continues where the warm-up ended."""
+
+STALLS = (PREP, *(arm.stall for arm in ARMS if arm.stall is not None))
+"""Parts of real minus synthetic, as the report has them; "prep" is what the others leave."""
 
 TELLS = {arm.name: arm.tells for arm in (*ARMS[1:], ARMS[0])}
 TELLS["cold"] = "the loop as it is, its files not in memory"  # measured once: see causes.py

@@ -54,7 +54,11 @@ class Blocks:
         # Batches that were ready when the last real block ended, and how far the device was behind.
         self.ready: int | None = 0
         self.lag_s = 0.0
+        self.lead: tuple[
+            Lap, ...
+        ] = ()  # real steps until now, which the next real block goes on with
         self.patience_s = max(0.5, schedule.budget_s / 6)  # the longest wait for workers
+        self.early = 0  # blocks that began before the loader's queue was in their arm's state
         self.elsewhere: dict[str, float] = {}  # seconds of waiting for other loaders, by name
         self.given = 0  # batches handed to the step
         self.cycle = 1  # batches of an accumulation cycle, as the last block had it
@@ -131,15 +135,17 @@ class Blocks:
         """Yield the batches of one block of ``arm``."""
         self._schedule.learn(self.feed.length, self.feed.in_flight)
         if arm.name == "real" and self._schedule.whole_epochs:
-            return (yield from self._epochs(left_s))
+            return (yield from self._epochs(arm, left_s))
         self.rhythm.update()
-        plan = self._schedule.plan(arm.name, self._numbers(left_s))
+        plan = self._schedule.plan(arm, self._numbers(left_s))
         self.cycle = plan.cycle
         self._gaps.clear()
         self._held_s = 0.0
         self._busy.clear()
         began = self._now()
         laps: list[Lap] = []
+        if arm.name == "real":
+            laps, self.lead = [*self.lead], ()
         spoilt = 0
         missing = plan.batches
         while True:
@@ -224,7 +230,7 @@ class Blocks:
         if plan.writes and arm.name != "real":
             settle = min(settle, len(self.pool) // 2)  # each batch is written into once
             batches = min(batches, len(self.pool) - settle)
-        arm.begin(self)
+        self.early += not arm.begin(self)
         if plan.refill:
             self.clock.wait()
             for batch in self.pool.issue("synthetic", plan.refill):
@@ -268,7 +274,7 @@ class Blocks:
         self, arm: Arm, take: Take, plan: Plan, count: int, per_lap: int, began: float
     ) -> Generator[Batch, None, list[Lap] | None]:
         feed, now, mark, asked = self.feed, self._now, self.clock.mark, self.rhythm.asked
-        kept = self._steps[arm.name]
+        kept = self._steps.get(arm.name, deque[tuple[float, float, float, float]](maxlen=0))
         real, varied = arm.name == "real", self.pool.varied
         if real:
             take = feed.take
@@ -334,56 +340,66 @@ class Blocks:
             for first, last, fact in zip(marks, marks[1:], facts, strict=False)
         ]
 
-    def _epochs(self, left_s: float) -> Block:
-        """Yield whole epochs, each timed from its ``iter()`` to its end."""
-        feed, now, schedule = self.feed, self._now, self._schedule
+    def _epochs(self, arm: Arm, left_s: float) -> Block:
+        """Yield whole epochs, each timed from its ``iter()`` to its end.
+
+        One that takes too long is cut. Its steps are laps then, the first of which has that share
+        of what starting the epoch took that its steps are of the whole epoch.
+        """
+        feed, now, schedule, mark = self.feed, self._now, self._schedule, self.clock.mark
         self.rhythm.update()
-        plan = schedule.plan("real", self._numbers(left_s))
-        length = feed.length or 1
-        epochs = 1 if schedule.cut_short else math.ceil(plan.batches / length)
+        plan = schedule.plan(arm, self._numbers(left_s))
+        length = schedule.length or 1
+        most = 2 * length if schedule.alone else length  # of an epoch that its length says wrongly
+        missing, late = 1 if schedule.cut_short else plan.batches, False
         began = now()
         # Persistent workers finish an abandoned epoch's batches before they begin the next.
-        feed.wait_until_idle(self.patience_s, self.real_s)
-        feed.close()
-        laps: list[Lap] = []
-        marks = [self.clock.mark()]
-        for epoch in range(1, epochs + 1):
-            done, elsewhere = 0, self._elsewhere_s
-            begin = now()
-            batch = feed.start()
-            waited = now() - begin
-            while True:
-                done += 1
-                if done > 1:  # what starting an epoch takes is no batch's own
-                    self._waited(now() - begin, feed.keys)
-                if schedule.cut_short and done == length:
+        self.early += not feed.wait_until_idle(self.patience_s, self.real_s)
+        spans: list[tuple[Any, Any, Lap]] = []
+        while missing > 0 and not late:
+            feed.close()
+            marks, laps = [mark()], list[Lap]()
+            begin, take = now(), feed.start
+            while not late and len(laps) < most:
+                try:
+                    batch = take()
+                except StopIteration:
+                    if schedule.alone or len(laps) >= length:
+                        break
+                    batch = feed.start()  # other ranks' epochs are longer
+                given, elsewhere = now(), self._elsewhere_s
+                if laps:  # what starting an epoch takes is no batch's own
+                    self._waited(given - begin, feed.keys)
+                take = feed.take
+                if schedule.cut_short and len(laps) == length - 1:
                     # A consumer that counts batches never asks for more than these: this is the
                     # last that the clock is read, and the last step counts as an ordinary one.
                     self.clock.wait()
-                    seconds = self.clock.seconds(marks[-1], self.clock.mark()) + self.step_s
-                    self.salvaged = Timed(seconds, done, (Lap(seconds, done, waited),))
-                given = now()
+                    seconds = self.clock.seconds(marks[0], mark()) + self.step_s
+                    waited = sum(lap.waited for lap in laps) + given - begin
+                    self.salvaged = Timed(seconds, length, (Lap(seconds, length, waited),))
                 yield self.delivered(batch)
                 self.salvaged = None
-                asked, begin = begin, now()
-                self.rhythm.asked(begin - given)
-                self._steps["real"].append((asked, given, self._copied_at, begin))
-                if done >= 2 * length:
-                    break  # it has far more batches than its length says
-                try:
-                    batch = feed.take()
-                except StopIteration:
-                    waited += now() - begin
-                    break
-                waited += now() - begin
-            marks.append(self.clock.mark())
-            laps.append(Lap(math.nan, done, waited, self._elsewhere_s - elsewhere))
-            if epoch < epochs and schedule.late(epoch, now() - began, plan.most_s):
-                break
+                done = now()
+                self.rhythm.asked(done - given)
+                self._steps["real"].append((begin, given, self._copied_at, done))
+                marks.append(mark())
+                laps.append(Lap(0.0, 1, given - begin, self._elsewhere_s - elsewhere))
+                late = len(laps) < length and schedule.late(len(laps), done - began, plan.most_s)
+                begin = done
+            missing -= length
+            if late:
+                start_s = laps[0].waited * (1 - len(laps) / length)
+                laps[0] = laps[0]._replace(seconds=-start_s, waited=laps[0].waited - start_s)
+                spans += zip(marks, marks[1:], laps, strict=False)
+            else:
+                waited = sum(lap.waited for lap in laps) + now() - begin
+                others = sum(lap.elsewhere for lap in laps)
+                spans.append((marks[0], mark(), Lap(0.0, len(laps), waited, others)))
         self.clock.wait()
         timed = tuple(
-            lap._replace(seconds=self.clock.seconds(first, last))
-            for lap, first, last in zip(laps, marks, marks[1:], strict=False)
+            lap._replace(seconds=lap.seconds + self.clock.seconds(first, last))
+            for first, last, lap in spans
         )
         took = Timed(sum(lap.seconds for lap in timed), sum(lap.steps for lap in timed), timed)
         self.real_s = took.per_batch
@@ -403,6 +419,7 @@ class Blocks:
             writes=self.writes,
             varied=self.pool.varied,
             ahead=self.feed.ahead,
+            steady=bool(self.lead),
         )
 
     def _is_fresh(self, batch: Batch) -> bool:

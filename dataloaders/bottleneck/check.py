@@ -13,15 +13,16 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dataloaders.batches.tree import Batch, describe, leaves
-from dataloaders.bottleneck.arms import ARMS, Arm
+from dataloaders.bottleneck.advice import Advice
+from dataloaders.bottleneck.arms import Arm
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes import Causes
 from dataloaders.bottleneck.report import Report
@@ -29,11 +30,11 @@ from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
 from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmUp
 from dataloaders.bottleneck.summary import summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
-from dataloaders.errors import OptionError, last_line
-from dataloaders.findings import TOGGLES, Facts, Finding, Watch, findings_of
+from dataloaders.errors import CheckError, OptionError
+from dataloaders.findings import Facts, Finding, Watch, findings_of
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Interval, Lap, Timed, mean_of
+from dataloaders.measuring.intervals import Interval, Lap, Timed
 
 _LATER_ROUNDS = 5
 _FIRST_STEPS = 4
@@ -41,11 +42,12 @@ _FIRST_STEPS = 4
 _MOST_FIRST_STEPS = 1000
 _WARM_UP_SHARE = 0.15
 _FIRST_EPOCH_SHARE = 0.2
+_TAKEN_BEFORE = 2  # batches of an epoch that a script's loop had before it was taken over
+_AS_SLOW = 0.5  # of what the first epoch's batches took
+_FEW_STEPS = 20  # in the budget
 _HELD_SHARE = 0.03
 _CONTENTION_SHARE = 0.03
-_ADVISING_SHARE = 0.5
 _LAUNCH_SHARE = 0.05
-_FEWEST_ADVISING, _ADVISING_ROUNDS = 4, 9
 _LONGEST_WARM_UP = 3
 """Times the share: where steps never agree or an optimizer's cycle is long."""
 
@@ -135,11 +137,10 @@ class Check:
         self._predict = predict or try_candidates
         self._trying = try_candidates
         self._causes = Causes(loader, self._blocks, budget_s, self._time.now)
-        if self._schedule.whole_epochs and self._feed.length:
-            self._pool.most_batches = self._feed.length  # one epoch, its short last batch included
-        self._parallel = bool(self._feed.workers)
+        self._watch = Watch()
+        self._advice = Advice(self._blocks, self._watch, budget_s, self._time.now)
         self._warm_up_s = budget_s * _WARM_UP_SHARE
-        self._warming = WarmUp(self._warm_up_s, 2 * self._feed.in_flight)
+        self._warming = WarmUp(self._warm_up_s)
         self._rounds: list[dict[str, Timed]] = []
         self._round_epochs: list[int] = []
         self._round_s: deque[float] = deque([0.0], maxlen=3)  # of the last rounds
@@ -151,16 +152,13 @@ class Check:
         self._known: tuple[tuple[int, int], Analysis | None] | None = None
         self._running: Generator[Batch, None, None] | None = None
         self._placement: Placement | None = None
-        self._watch = Watch()
-        self._gains: dict[str, Interval] = {}
         self._launched: Interval | None = None  # seconds of a step that was launched at once
-        self._tried: str | None = None  # the setting under which the step runs now
-        self._untried: dict[str, str] = {}  # those under which it fails, and why
         self._cycle = 1
         self._warm = False
         self._warm_steps = 0
         self._warm_s = 0.0
         self._warm_laps: list[Lap] = []
+        self._alone_laps: list[Lap] = []  # at the end of a first epoch that is short
         self._batch_text = ""
 
     def __iter__(self) -> Iterator[Batch]:
@@ -192,74 +190,10 @@ class Check:
 
         The verdict stands by then: such an error is no reason to end without the report.
         """
-        if self._tried is None or not isinstance(error, Exception):
-            return False
-        self._untried[self._tried] = f"; not measured: {last_line(error)}"
-        return True
-
-    def _try_toggles(self) -> Iterator[Batch]:
-        """Yield blocks of the step alone, as it is and with each setting that a finding names."""
-        analysis = self._analysis()
-        found = {one.name for one in self._findings(analysis)} - self._gains.keys()
-        names = [name for name in TOGGLES if name in found - self._untried.keys()]
-        facts = self._facts(analysis)
-        most_s = _ADVISING_SHARE * self._budget_s
-        block_s = (SETTLE_STEPS + 1) * self._blocks.cycle * self._blocks.step_s
-        if not names or facts is None:
-            return
-        if _FEWEST_ADVISING * (1 + len(names)) * block_s > most_s:
-            self._untried.update(dict.fromkeys(names, "; not measured: that wants a larger budget"))
-            return
-        rounds: list[dict[str | None, float]] = []
-        until = self._time.now() + most_s
-        while len(rounds) < _ADVISING_ROUNDS and (
-            len(rounds) < _FEWEST_ADVISING or self._time.now() <= until
-        ):
-            rounds.append({})
-            for name in (None, *names):
-                left_s = max(0.1, until - self._time.now())
-                ran = yield from self._block_within(name, facts, left_s)
-                if ran is not None:
-                    rounds[-1][name] = ran.per_batch
-        for name in names:  # the first round chose kernels
-            saved = [one[None] - one[name] for one in rounds[1:] if one.keys() >= {None, name}]
-            if len(saved) > 1 and name not in self._untried:
-                self._gains[name] = mean_of(saved)
-
-    def _block_within(
-        self, name: str | None, facts: Facts, left_s: float
-    ) -> Generator[Batch, None, Timed | None]:
-        """Yield a block of the step alone, under setting ``name``; None: as it is."""
-        (arm,) = (arm for arm in ARMS if arm.name == "synthetic")
-        block = self._blocks.run(arm, left_s)
-        self._tried = name
-        with ExitStack() as stack:
-            stack.callback(block.close)
-            stack.callback(setattr, self, "_tried", None)
-            try:
-                toggle = TOGGLES[name](facts, self._watch) if name else nullcontext(nullcontext)
-                around_step = stack.enter_context(toggle)
-            except Exception as error:  # such as no memory for weights in another order
-                self.failed(error)
-            while name not in self._untried:
-                try:
-                    batch = next(block)
-                except StopIteration as end:
-                    took: Timed | None = end.value
-                    return took
-                with around_step():
-                    yield batch
-        return None
+        return self._advice.failed(error)
 
     def _findings(self, analysis: Analysis | None) -> tuple[Finding, ...]:
-        return tuple(
-            replace(
-                one,
-                gain=self._gains.get(one.name, one.gain),
-                message=one.message + self._untried.get(one.name, ""),
-            )
-            for one in findings_of(self._facts(analysis))
-        )
+        return self._advice.of(findings_of(self._facts(analysis)))
 
     def _facts(self, analysis: Analysis | None) -> Facts | None:
         stall = None
@@ -328,8 +262,9 @@ class Check:
                 if not step_bound or self._trying:
                     self._tell("causes")
                     yield from self._causes.find(found, trying=self._trying)
-                if step_bound:
-                    yield from self._try_toggles()
+                facts = self._facts(found) if step_bound else None
+                if facts is not None:
+                    yield from self._advice.find(findings_of(facts), facts)
         except GeneratorExit:
             # The consumer's own loop ended first; if no block fitted into it, make them shorter.
             if self._warm and self._blocks_done == done_before and self._blocks.salvaged is None:
@@ -344,16 +279,26 @@ class Check:
         """Yield first steps: fill the pool, see where batches end up, end epoch 0.
 
         The device is waited for after each step: what counts here is when steps are steady.
-        Returns whether an epoch that ended meanwhile shows that its steps wait for next to nothing:
-        it may be the script's only one, and later ones wait no longer.
+        Returns whether an epoch that ends meanwhile carries a verdict: it may be the only one.
         """
         feed, pool, blocks, warming = self._feed, self._pool, self._blocks, self._warming
         before = blocks.held_up()
+        last = -1  # how many of the first epoch are left when it is asked for a verdict
         while True:
-            if feed.epoch == 0 and not feed.left and self._hardly_waits(before):
-                return True
+            if feed.epoch == 0 and feed.left <= last and self._waits_are_lost:
+                if (yield from self._first_epoch(last - _TAKEN_BEFORE, before)):
+                    return True
+                feed.close()
             begin = self._time.now()
             host = feed.next()
+            if not self._warm_steps:  # by now the loader has said how many batches it makes ahead
+                warming.fewest = 2 * feed.in_flight
+                self._schedule.learn(feed.length, feed.in_flight)
+                if self._schedule.whole_epochs and feed.length:
+                    pool.most_batches = feed.length  # one epoch, its short last batch included
+                elif feed.length:
+                    alone = max(4, min(8, feed.length // 8)) if feed.parallel else 0
+                    last = _TAKEN_BEFORE + alone
             if pool.wants_more:
                 pool.keep(host)
             self._warm_steps += 1  # counted first: a consumer may never come back from its step
@@ -374,6 +319,10 @@ class Check:
             over = warming.over(blocks.rhythm.cycle, pool.wants_more)
             late = self._warm_s - warming.excess_s > _LONGEST_WARM_UP * self._warm_up_s
             over = pool.placed and over and (blocks.rhythm.known or late)
+            if over and self._waits_are_lost and feed.epoch == 0:
+                # A short rest of the epoch, which may be the only one, is stepped through as well.
+                rest_s = feed.left * self._warm_s / self._warm_steps
+                over = rest_s > _FIRST_EPOCH_SHARE * self._budget_s or self._schedule.whole_epochs
             if self._schedule.agree(float(over))[0]:
                 break
         # What compiling took is not the budget's.
@@ -384,8 +333,23 @@ class Check:
         self._schedule.behind = not isinstance(blocks.clock, HostClock)
         pool.build()
         blocks.real_s = max(1e-6, (self._warm_s - warming.excess_s) / self._warm_steps)
-        self._run_out_first_epoch()
+        if self._budget_s < _FEW_STEPS * blocks.real_s:
+            self._go_on_from_warm_up()
+        else:
+            self._run_out_first_epoch()
         return False
+
+    def _go_on_from_warm_up(self) -> None:
+        """Let steady first steps be the beginning of the first real block: few steps fit in."""
+        blocks, laps = self._blocks, self._warm_laps[1:]
+        if self._waits_are_lost and not (self._pool.varied or blocks.elsewhere):
+            own = [lap.seconds - lap.waited for lap in laps]
+            unlike = [at for at, step_s in enumerate(own) if step_s > 2 * min(own[-3:])]
+            blocks.lead = tuple(laps[max(unlike, default=-1) + 1 :])
+            blocks.step_s = statistics.fmean(own[-3:])
+            blocks.real_s = statistics.fmean(lap.seconds for lap in laps)
+            blocks.ready = self._feed.ready()
+            blocks.patience_s = self._budget_s / _FEW_STEPS
 
     def _watched(self, host: Batch) -> Iterator[Batch]:
         """Yield one of the first batches, and see to which devices the step copies and computes."""
@@ -487,7 +451,8 @@ class Check:
         if arm.name == "real" and blocks.salvaged is not None:
             took, blocks.salvaged = blocks.salvaged, None
             return took
-        left_s = self._schedule.left_s(len(self._rounds), self._seconds())
+        missing = sum(one.name not in self._round for one in blocks.arms)  # they share what is left
+        left_s = self._schedule.left_s(len(self._rounds), self._seconds()) / missing
         ran = yield from blocks.run(arm, left_s)
         again = self._schedule.agree(float(ran is None))[0]
         if ran is None and not again:
@@ -502,10 +467,12 @@ class Check:
     def _late(self) -> bool:
         return self._schedule.over(len(self._rounds), self._seconds(), self._verdict_stands)
 
-    def _verdict_stands(self) -> tuple[bool, bool]:
-        """Return whether there is a verdict, and whether more measuring would not help it."""
+    def _verdict_stands(self) -> tuple[bool, bool, bool]:
+        """Return whether there is a verdict, an undisturbed one, and one that nothing improves."""
         known = self._analysis()
-        return known is not None and known.verdict != "inconclusive", bool(known and known.settled)
+        if known is None or known.verdict == "inconclusive":
+            return False, False, False
+        return True, known.held <= _HELD_SHARE, known.settled
 
     def _seconds(self) -> float:
         running = 0.0 if self._resumed_at is None else self._time.now() - self._resumed_at
@@ -547,33 +514,66 @@ class Check:
             chosen,
             part=part,
             behind=self._schedule.behind,
-            parallel=self._parallel,
+            parallel=feed.parallel,
+            turn=max(1, feed.workers),
             ranks=not self._schedule.alone,
             epoch_starts=starts,
             batches=feed.length or 1,
         )
 
-    def _hardly_waits(self, before: tuple[float, float]) -> bool:
-        """Return whether first steps are step-bound, other processes or not."""
-        held_s = min(b - a for a, b in zip(before, self._blocks.held_up(), strict=True))
-        if self._schedule.whole_epochs or held_s > _HELD_SHARE * self._warm_s:
-            return False
+    def _first_epoch(self, last: int, before: tuple[float, float]) -> Generator[Batch, None, bool]:
+        """Yield ``last`` batches of epoch 0 as resident ones; return whether it tells enough.
+
+        Not if other processes held it up, nor if a later epoch's batches wait for less.
+        """
+        blocks, now = self._blocks, self._time.now
+        if last:
+            self._pool.build()
+            batch_s = self._warm_s / self._warm_steps
+            blocks.early += not self._feed.wait_until_idle(blocks.patience_s, batch_s)
+            for batch in self._pool.issue("synthetic", last):
+                begin = now()
+                yield from blocks.give(batch)
+                self._alone_laps.append(Lap(now() - begin, 1))
+            self._pool.restore()
+        held_s = min(b - a for a, b in zip(before, blocks.held_up(), strict=True))
         self._known = None  # it is of fewer steps
         known = self._analysis()
-        return known is not None and known.settled and known.verdict == "step-bound"
+        if known is None or not known.settled or held_s > _HELD_SHARE * self._warm_s:
+            return False
+        if known.verdict == "step-bound":  # unless starting the epoch took long
+            return sum(lap.waited for lap in self._warm_laps[:_FIRST_STEPS]) <= 0.03 * self._warm_s
+        return self._as_slow_later()
+
+    def _as_slow_later(self) -> bool:
+        """Return whether the next epoch's batches, without a step, take about as long to make."""
+        feed, now, laps = self._feed, self._time.now, self._warm_laps
+        feed.close()
+        began, taken = now(), 0
+        until = began + _FIRST_EPOCH_SHARE * self._budget_s
+        with suppress(CheckError, StopIteration):  # an iterable that ends for good has no later one
+            while taken < len(laps) and now() < until:
+                feed.take()
+                taken += 1
+        first = [lap.seconds if feed.parallel else lap.waited for lap in laps]
+        return not taken or (now() - began) / taken > _AS_SLOW * statistics.fmean(first)
+
+    @property
+    def _waits_are_lost(self) -> bool:
+        """Whether what a step waits is a part of the gap: on the host's clock, of this process."""
+        return self._schedule.alone and not (self._schedule.behind or self._devices_in_use())
 
     def _first_steps(self) -> dict[str, Timed]:
         """The warm-up's own waits, for a loop that ended before anything else was measured.
 
-        Without workers and on the host's clock, what a step waits is the gap.
+        Without workers they are the gap; with workers only beside steps that were made alone.
         """
-        laps = self._warm_laps[_FIRST_STEPS:]
-        used = set() if self._placement is None else {one.type for one in self._placement.used}
-        hidden = self._parallel or self._schedule.behind or used - {"cpu"}
-        if not laps or hidden or not self._schedule.alone:
+        laps, alone = self._warm_laps[_FIRST_STEPS:], self._alone_laps[1:]
+        if not self._feed.parallel:
+            alone = [lap._replace(seconds=lap.seconds - lap.waited, waited=0.0) for lap in laps]
+        if not (laps and alone and self._waits_are_lost):
             return {}
-        steps = [lap._replace(seconds=lap.seconds - lap.waited, waited=0.0) for lap in laps]
         return {
             arm: Timed(sum(lap.seconds for lap in some), len(some), tuple(some))
-            for arm, some in (("real", laps), ("synthetic", steps))
+            for arm, some in (("real", laps), ("synthetic", alone))
         }

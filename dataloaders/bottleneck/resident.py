@@ -6,7 +6,7 @@ real batch ──keep──> master (host memory) ──> as delivered (pinned o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,8 @@ class Pool:
     @property
     def wants_more(self) -> bool:
         """Whether another batch would still be kept (count and memory permitting)."""
-        return not self._kept or len(self._kept) < min(self.most_batches, self.room)
+        most = 0 if self.crowded else min(self.most_batches, self.room)
+        return not self._kept or len(self._kept) < most
 
     @property
     def transfers(self) -> bool:
@@ -140,17 +141,24 @@ class Pool:
 
     @torch.inference_mode(False)
     def keep(self, batch: Batch) -> None:
-        """Copy ``batch``, as delivered, into the pool."""
-        copies = map_tensors(batch, _to_host), map_tensors(batch, _clone_like_delivered)
-        self._kept.append(_Kept(*copies))
-        self.varied = self.varied or describe(batch) != describe(self._kept[0].master)
+        """Copy ``batch``, as delivered, into the pool, if the device's memory has room for it.
+
+        Raises:
+            CheckError: the device's memory does not hold two of them.
+        """
+        delivered = [leaf.device if leaf.device.type != "cpu" else None for leaf in leaves(batch)]
+        copy = self._beside_the_step(len(self._kept), batch, delivered, _cloned)
+        if copy is not None:
+            self._kept.append(_Kept(map_tensors(batch, _to_host), copy))
+            self.varied = self.varied or describe(batch) != describe(self._kept[0].master)
 
     @torch.inference_mode(False)
     def record(self, batch: Batch) -> None:
         """Keep ``batch`` too, in place of the oldest one if there is no more room."""
         most = len(self._kept) if self.crowded else self.room
-        del self._kept[: max(0, len(self._kept) + 1 - most)]
-        self.keep(batch)
+        if not self.crowded or most > 2:
+            del self._kept[: max(0, len(self._kept) + 1 - most)]
+            self.keep(batch)
 
     @torch.inference_mode(False)
     def build(self) -> None:
@@ -163,20 +171,12 @@ class Pool:
         """
         for index in range(len(self._built()), len(self._kept)):
             one = self._kept[index]
-            try:
-                placed = zip(leaves(one.host), self._devices or (), strict=True)
-                size = sum(leaf.nbytes for leaf, device in placed if device is not None)
-                if index >= 2 and not _fits(size, self.device):
-                    raise torch.OutOfMemoryError
-                one.resident = self._moved(one.host) if self.transfers else one.host
-            except torch.OutOfMemoryError:
-                if index < 2:
-                    raise CheckError(
-                        f"the memory of {self.device} does not hold {min(2, len(self._kept))} "
-                        f"batches of {nbytes(one.host) / 2**20:.0f} MiB beside the step, which "
-                        "the check needs; use a smaller batch for it"
-                    ) from None
-                self.crowded = True
+            if self.transfers:
+                devices = self._devices or []
+                one.resident = self._beside_the_step(index, one.host, devices, self._moved)
+            else:
+                one.resident = one.host
+            if one.resident is None:
                 del self._kept[index:]
                 break
             one.versions = one.seen()
@@ -213,6 +213,35 @@ class Pool:
                     copy.copy_(original)
             one.versions = one.seen()
 
+    def _beside_the_step(
+        self,
+        number: int,
+        batch: Batch,
+        devices: Sequence[torch.device | None],
+        make: Callable[[Batch], Batch],
+    ) -> Batch | None:
+        """Return what ``make`` allocates for ``batch``; None if ``number`` of them is the most.
+
+        ``devices``: where each leaf of it is allocated; None for the host.
+        """
+        sizes: dict[torch.device, int] = {}
+        for leaf, device in zip(leaves(batch), devices, strict=True):
+            if device is not None:
+                sizes[device] = sizes.get(device, 0) + leaf.nbytes
+        try:
+            if number >= 2 and not all(_fits(size, device) for device, size in sizes.items()):
+                raise torch.OutOfMemoryError
+            return make(batch)
+        except torch.OutOfMemoryError:
+            if number < 2:
+                raise CheckError(
+                    f"the memory of {', '.join(map(str, sizes))} does not hold 2 batches of "
+                    f"{nbytes(batch) / 2**20:.0f} MiB beside the step, which the check needs; "
+                    "use a smaller batch for it"
+                ) from None
+            self.crowded = True
+            return None
+
     def _built(self) -> list[_Kept]:
         return [one for one in self._kept if one.resident is not None]
 
@@ -247,6 +276,10 @@ def resident_everywhere(batch: Batch, device: torch.device) -> list[torch.device
         target.device if target.device != leaf.device else None
         for leaf, target in zip(leaves(batch), leaves(moved), strict=True)
     ]
+
+
+def _cloned(batch: Batch) -> Batch:
+    return map_tensors(batch, _clone_like_delivered)
 
 
 def _clone_like_delivered(leaf: torch.Tensor) -> torch.Tensor:

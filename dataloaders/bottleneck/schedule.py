@@ -17,7 +17,10 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.arms import Arm
 
 Agree: TypeAlias = Callable[[list[float]], list[float]]
 """Called at the same points by every rank with its own numbers; returns rank 0's."""
@@ -34,8 +37,10 @@ _SETTLE_DEVICE_S = 0.2  # an idle GPU lowers its clocks, and needs this long to 
 _MOST_REFILL_S = 0.5
 _COPIES_COST = 1.02
 _LAP_S = 0.002
+_APART = 1.5  # times longer than the longest of the others
 _LONGEST_CYCLE = 128
 _FEWEST_ROUNDS = 5
+_STANDS_FROM = 0.5  # of the budget
 _ROUNDS_END_AT = 0.93  # of the budget: a round may take longer than the ones before it
 
 
@@ -52,7 +57,8 @@ class Numbers(NamedTuple):
     pool: float = 8  # resident batches
     writes: float = 0  # 1 if the step writes into its batch
     varied: float = 0  # 1 if batches differ in shape
-    ahead: float = 0  # batches that the loader itself copies to a device ahead of use
+    ahead: float = 0  # batches that the loader itself makes or copies to a device ahead of use
+    steady: float = 0  # 1 if real steps ran until now
 
 
 @dataclass(frozen=True)
@@ -126,20 +132,21 @@ def _spacing(ends: Sequence[int], count: int) -> int:
 
 
 def _late(gaps: Sequence[float]) -> list[int]:
-    """Return the positions of gaps that are far longer than most."""
+    """Return the positions of gaps that are far longer than all the others."""
     if not gaps:
         return []
     late_s = max(3 * statistics.median(gaps), max(gaps) / 3, 0.001)
+    late_s = max(late_s, _APART * max((gap for gap in gaps if gap <= late_s), default=0.0))
     return [at for at, gap in enumerate(gaps) if gap > late_s]
 
 
 class WarmUp:
     """Decides when steps are steady: compiled, their kernels chosen, the queues in their state."""
 
-    def __init__(self, most_s: float, fewest: int) -> None:
+    def __init__(self, most_s: float, fewest: int = 2) -> None:
         # Seconds after which it ends even if steps differ, without those of single steps that are
         # far longer than the others (compilation); and steps to take at least if they fit in.
-        self._most_s, self._fewest = most_s, fewest
+        self._most_s, self.fewest = most_s, fewest
         self._steps: list[float] = []
         self._spent = 0.0
 
@@ -171,7 +178,7 @@ class WarmUp:
         steady = len(last) == 3 and max(last) <= 2 * min(last) + 0.001
         if self._spent - self.excess_s > self._most_s:
             return steady or done >= 5
-        return steady and done >= self._fewest and self._spent > 0.5 and not waiting_for_more
+        return steady and done >= self.fewest and self._spent > 0.5 and not waiting_for_more
 
 
 class Schedule:
@@ -197,6 +204,7 @@ class Schedule:
         self._real_share = 1.0
         self.cut_short = False  # whether the consumer's own loop ended before a block did
         self._slow = False
+        self._least_s = 0.0  # that a block of slow steps takes
         self._most_settling = _MOST_STEPS
         self._last: dict[str, int] = {}
         self._random = random.Random(0)  # of our own: the process-wide one is the user's
@@ -218,26 +226,33 @@ class Schedule:
         """Return rank 0's ``numbers``; every rank must call this at the same points."""
         return list(numbers) if self._agree is None else self._agree(list(numbers))
 
-    def plan(self, arm: str, numbers: Numbers) -> Plan:
+    def plan(self, arm: Arm, numbers: Numbers) -> Plan:
         """Return the next block of ``arm``, the same on every rank."""
         n = Numbers(*self.agree(*numbers))
         cycle = max(1, int(n.cycle))
-        real = arm == "real"
+        real = arm.name == "real"
         batch_s = max(1e-7, n.real_s if real else n.step_s)
         self._slow = n.step_s > _SLOW_STEP_S
-        batches = self._batches(arm, batch_s / (self._real_share if real else 1.0), n)
-        last = self._last.get(arm, 0)
+        self._least_s = 2 * max(n.real_s, n.step_s)
+        batches = self._batches(real, batch_s / (self._real_share if real else 1.0), n)
+        last = self._last.get(arm.name, 0)
         if last:
             batches = min(batches, _MOST_TIMES_LONGER * last)
         lap = cycle * max(1, min(math.ceil(_LAP_S / (batch_s * cycle)), batches // (4 * cycle)))
         if n.varied or self.cut_short:
             lap = cycle  # a lap has one shape; a short loop has room for few laps
-        settle = self._settle(n, real)
+        settle = arm.settle(self, n)
         if batch_s > _SLOW_STEP_S and not self.cut_short:
             # Few rounds fit in: a block measures about as many steps as it needs to settle.
             fit = int(self.budget_s / 2 / batch_s) - settle  # so that each arm has its steps
             wanted = max(batches, 2 * min(self.workers, 4) + SETTLE_STEPS)
             batches = max(_FEWEST_STEPS, min(wanted, fit))
+            room = int(n.left_s / batch_s)
+            if settle + batches > room:
+                settle = min(settle, max(1, room - 2))
+                batches = max(1, room - settle)
+                if real and n.real_s > 1.05 * n.step_s:  # whole turns of the workers, as ever
+                    batches += -batches % max(1, self.workers)
         batches = lap * math.ceil(batches / lap)
         if real and self.length is not None and not self.whole_epochs:
             fits = max(1, self.length // 2 - settle)
@@ -247,7 +262,7 @@ class Schedule:
         if not self.cut_short:
             settle = cycle * math.ceil(settle / cycle)
         refill = self._refill(n) if real and self.behind else 0
-        self._last[arm] = batches
+        self._last[arm.name] = batches
         planned = (settle + batches + refill) * max(n.real_s, n.step_s)
         return Plan(
             refill=refill,
@@ -292,21 +307,25 @@ class Schedule:
         self._most_settling = max(1, min(self._most_settling, 2 * self.in_flight) // 2)
 
     def enough(
-        self, rounds: int, spent_s: float, round_s: float, known: Callable[[], tuple[bool, bool]]
+        self, rounds: int, spent_s: float, round_s: float, known: Callable[[], Sequence[bool]]
     ) -> bool:
         """Return whether measuring ends after ``rounds`` rounds and ``spent_s`` seconds.
 
         ``round_s`` is what the longest of the last rounds took. ``known`` tells whether there is a
-        verdict, and whether more measuring would help it.
+        verdict, one that no other process disturbed, and one that measuring on would not improve.
         """
         spent_s, round_s = self.agree(spent_s, round_s)
         ahead_s = 0.0 if self._slow else round_s  # of slow steps each one counts, also of a part
         if rounds >= 2 and self._past(spent_s + ahead_s, _ROUNDS_END_AT, rounds, known):
             return True
+        if rounds and self._slow and self.left_s(rounds, spent_s) < self._least_s:
+            return True
         fewest = 3 if round_s > self.budget_s / 10 else _FEWEST_ROUNDS
-        return rounds >= fewest and bool(self.agree(float(known()[1]))[0])
+        # From half of the budget on it is the verdict that counts, not a narrow interval.
+        long = rounds >= _FEWEST_ROUNDS and spent_s + ahead_s > _STANDS_FROM * self.budget_s
+        return rounds >= fewest and bool(self.agree(float(known()[1 if long else 2]))[0])
 
-    def over(self, rounds: int, spent_s: float, known: Callable[[], tuple[bool, bool]]) -> bool:
+    def over(self, rounds: int, spent_s: float, known: Callable[[], Sequence[bool]]) -> bool:
         """Return whether a round is given up after ``spent_s`` seconds."""
         return self._past(self.agree(spent_s)[0], 1.0, rounds, known)
 
@@ -315,7 +334,7 @@ class Schedule:
         return self.budget_s * (2 if self._may_double(rounds) else 1) - spent_s
 
     def _past(
-        self, spent_s: float, share: float, rounds: int, known: Callable[[], tuple[bool, bool]]
+        self, spent_s: float, share: float, rounds: int, known: Callable[[], Sequence[bool]]
     ) -> bool:
         """Return whether ``share`` of the budget is spent; of twice as much without a verdict."""
         if spent_s <= share * self.budget_s:
@@ -328,14 +347,14 @@ class Schedule:
         """Return whether few steps fit into the budget, so that twice as many are worth having."""
         return rounds < 2 or self._slow
 
-    def _batches(self, arm: str, batch_s: float, n: Numbers) -> int:
+    def _batches(self, real: bool, batch_s: float, n: Numbers) -> int:
         fewest = 1 if batch_s > _SLOW_STEP_S or self.cut_short else _FEWEST_STEPS
         # A factor that differs from block to block: a loop that repeats itself every so many
         # batches must not meet every block of an arm in the same place.
         wanted = math.ceil(self._random.uniform(0.5, 1.5) * self._block_s / batch_s)
         batches = max(fewest, min(_MOST_STEPS, wanted))
-        if arm == "real":
-            if self.workers and n.real_s <= _SLOW_STEP_S and not self.cut_short:
+        if real:
+            if (self.workers or n.ahead) and n.real_s <= _SLOW_STEP_S and not self.cut_short:
                 batches = max(batches, self.in_flight)
             if self.workers and (n.real_s <= _SLOW_STEP_S or n.real_s > 1.05 * n.step_s):
                 # Workers deliver in turns: whole turns of them.
@@ -345,7 +364,7 @@ class Schedule:
             if n.varied and batch_s > _SLOW_BATCH_S:
                 return batches
             batches = pool * math.ceil(batches / pool)
-        if n.writes and arm != "real":
+        if n.writes and not real:
             batches = max(batches, int(n.pool) // 2)
         return batches
 
@@ -358,17 +377,19 @@ class Schedule:
             return 0
         return min(round(n.lag_s / n.step_s), max(4, math.ceil(_MOST_REFILL_S / n.step_s)))
 
-    def _settle(self, n: Numbers, real: bool) -> int:
-        """Return how many steps go unmeasured before a block.
+    def settle_device(self, n: Numbers) -> int:
+        """Return how many steps on resident batches go unmeasured before a block."""
+        return max(SETTLE_STEPS, _steps_for(_SETTLE_DEVICE_S, n.step_s) if self.behind else 0)
 
-        Before a real one twice as many as batches can be in flight, so that the queue finds its
-        state. Where batches take long, a queue that was brought to the level of the last real block
-        has found it already.
+    def settle_queue(self, n: Numbers) -> int:
+        """Return how many real steps go unmeasured before a block.
+
+        Twice as many as batches can be in flight, so that the queue finds its state. Where batches
+        take long, a queue that was brought to the level of the last real block has found it.
         """
-        if not real:
-            wanted = _steps_for(_SETTLE_DEVICE_S, n.step_s) if self.behind else 0
-            return max(SETTLE_STEPS, wanted)
-        if not self.workers:
+        if n.steady:
+            return 0
+        if not (self.workers or n.ahead):
             slow = n.real_s > _SLOW_STEP_S
             settle = 1 if slow else SETTLE_STEPS + self._random.randrange(3)
         elif n.real_s > _SLOW_BATCH_S and n.ready >= 0:

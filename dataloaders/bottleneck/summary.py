@@ -99,6 +99,10 @@ def _notes(
         f"the device's memory has room for {len(blocks.pool)} resident batches beside the step": (
             blocks.pool.crowded
         ),
+        f"{blocks.early} blocks began before the loader's queue was as full as it should be: it "
+        f"was waited for {blocks.patience_s:.1f} s each time; a larger budget waits longer": (
+            blocks.early
+        ),
     }
     hidden = ", which a device may hide" if blocks.behind else ", counted as input"
     for name, total_s in blocks.elsewhere.items():
@@ -168,7 +172,7 @@ def _advice(analysis: Analysis, feed: Feed) -> list[str]:
     if analysis.verdict != "inconclusive":
         gain = 0.0 if bound is None else max(0.0, bound.high - 1)
         tips = [each.format(gain=gain) for each in _ADVICE[analysis.verdict]]
-        if analysis.verdict == "contention-bound":
+        if analysis.verdict == "contention-bound" and feed.workers:
             tips[:0] = _sharing(feed.workers, on_device="host" in analysis.seconds_per_batch)
         launch, step = analysis.stalls.get("launch"), analysis.seconds_per_batch.get("synthetic")
         share = 0.0 if launch is None or step is None else launch.low / step.estimate

@@ -47,7 +47,7 @@ _WIDEST = 3.0  # high / low of an interval that still says something
 _RESOLUTION = 0.01
 
 _HELD_FROM = 0.005  # what no process ever escapes
-_FEWEST_LAPS = 3
+_FEWEST_LAPS = 2
 _FEWEST_ROUNDS = 4
 _MOST_UNITS = 200
 _TRIMMED = 0.1
@@ -69,7 +69,7 @@ class Analysis:
     smallest_gap: float | None = None  # half the interval's width over its estimate
     settled: bool = False  # whether more measuring would change neither verdict nor interval much
     left_out: int = 0  # real steps, on shapes that the step had not seen and paid for
-    held: float = 0.0  # share of the step's time for which other processes may have held it up
+    held: float = 0.0  # share of an arm's time for which other processes may have held it up
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ def analyse(
     part: Round | None = None,
     behind: bool = False,
     parallel: bool = True,
+    turn: int = 1,
     ranks: bool = False,
     epoch_starts: Sequence[float] = (),
     batches: int = 1,
@@ -100,6 +101,7 @@ def analyse(
         part: the round under way: its laps count where laps do.
         behind: whether the clock is a device's, which runs behind the host.
         parallel: whether anything works for the loader while the step runs.
+        turn: batches that the loader's workers deliver in turn, one each.
         ranks: whether the step waits for other ranks, so that this one's waits tell little.
         epoch_starts: seconds from the end of one epoch to the first batch of the next, of epochs
             of ``batches`` batches. An epoch takes start + batches x real - wait, where wait is
@@ -128,7 +130,8 @@ def analyse(
             settled = [s for one in [*rounds, part] if also in one for s in one[also].settled]
             laps[arm] += [Lap(seconds, 1) for seconds in settled]
     alone = not parallel and _mean(laps["synthetic"]) >= _ALONE_FROM_S
-    if min(len(laps["synthetic"]), len(laps["real"])) >= _FEWEST_LAPS:
+    whole_turn = sum(lap.steps for lap in laps["real"]) >= turn
+    if whole_turn and min(len(laps["synthetic"]), len(laps["real"])) >= _FEWEST_LAPS:
         if behind:
             units = {arm: _units(those) for arm, those in laps.items() if those}
             # Neighbouring laps share the state of the queue: they count for half.
@@ -137,7 +140,7 @@ def analyse(
             if not ranks and (alone or laps["contended"] or not parallel):
                 found.append(_bounded_by_waits(laps, starts, found[0]))
         else:
-            by_waits = _by_waits(laps, starts, alone=alone, rounds=rounds)
+            by_waits = _by_waits(laps, starts, alone=alone, rounds=rounds, turn=turn)
             # Without anything beside the step the wait is the gap: the better way comes first.
             found.insert(0 if alone else len(found), by_waits)
     if not found:
@@ -155,8 +158,8 @@ def analyse(
     verdict, best = next((pair for pair in named if pair[0] != "inconclusive"), named[0])
     if verdict == "inconclusive":
         best = min(found, key=lambda one: one.bound.high - one.bound.low)
-    resident = [one["synthetic"] for one in whole if "synthetic" in one]
-    return replace(_analysis(verdict, best, left_out), held=_held(resident))
+    arms = ([one[arm] for one in whole if arm in one] for arm in ("synthetic", "real"))
+    return replace(_analysis(verdict, best, left_out), held=max(map(_held, arms)))
 
 
 def _with_waits_elsewhere(found: _Found, resident: Sequence[Lap]) -> _Found:
@@ -286,9 +289,15 @@ def _by_waits(
     *,
     alone: bool,
     rounds: Sequence[Round],
+    turn: int,
 ) -> _Found:
     """Add wait and contention to the step, on the host's clock."""
-    real, resident = _units(laps["real"]), _units(laps["synthetic"])
+    # Workers deliver in turns: where waits repeat themselves so, whole turns differ less.
+    units = (_units(laps["real"], each) for each in (1, turn))
+    real, resident = (
+        min(units, key=lambda one: _ratio(one, 2, 0)[1].std()),
+        _units(laps["synthetic"]),
+    )
     wait, waited = _ratio(real, 2, 0)
     own = real.copy()  # the steps of real blocks, without their waits
     own[:, 0] -= own[:, 2]
@@ -317,6 +326,9 @@ def _by_waits(
     means = {"synthetic": step, "real": step + slower + wait}
     if not alone:
         draws["contended"], means["contended"] = step_draws + slower_draws, step + slower
+    for seed, arm in enumerate(laps):
+        if laps[arm] and arm not in means:
+            means[arm], draws[arm] = _ratio(_units(laps[arm]), 0, seed)
     count = min(len(own), len(resident), 2 * len(real), 2 * clustered)
     found = _found("waits", draws, means, count)
     if alone:
@@ -479,12 +491,12 @@ def _added(starts: tuple[Sequence[float], int], wait: Array) -> Array:
     return np.asarray(np.maximum(0.0, seconds[picks].mean(axis=1) - wait) / starts[1])
 
 
-def _units(laps: Sequence[Lap]) -> Array:
-    """(seconds, steps, waited) of laps; of groups of neighbours where there are very many."""
+def _units(laps: Sequence[Lap], turn: int = 1) -> Array:
+    """(seconds, steps, waited) of ``turn`` neighbouring laps each; of more of very many."""
     values = np.array([(lap.seconds, lap.steps, lap.waited) for lap in laps], dtype=np.float64)
-    if len(values) <= _MOST_UNITS:
-        return values
-    edges = np.linspace(0, len(values), _MOST_UNITS, endpoint=False).astype(int)
+    turns = int(values[:, 1].sum()) // turn
+    count = min(_MOST_UNITS, len(values), turns if turns > 1 else len(values))
+    edges = np.linspace(0, len(values), count, endpoint=False).astype(int)
     return np.asarray(np.add.reduceat(values, edges))
 
 

@@ -127,6 +127,11 @@ class Feed:
         """Return how many batches the running epoch still has; infinity if that is not known."""
         return float("inf") if self.length is None else max(0, self.length - self.taken)
 
+    @property
+    def parallel(self) -> bool:
+        """Whether workers, or a thread of the loader's own, make batches while the loop steps."""
+        return self.workers > 0 or self.ahead > 0
+
     def ready(self) -> int | None:
         """Return how many batches wait to be taken; None if this iterator does not tell."""
         counts = counts_of(self._iterator)
@@ -138,10 +143,10 @@ class Feed:
 
     def busy(self) -> float:
         """Return the share of workers that are at work; 1 if this iterator does not tell."""
-        counts = counts_of(self._iterator)
-        if counts is None or not self.workers:
+        counts, makers = counts_of(self._iterator), max(1, self.workers)
+        if counts is None or not self.parallel:
             return 1.0
-        return min(self.workers, counts[1] - counts[0]) / self.workers
+        return min(makers, counts[1] - counts[0]) / makers
 
     def drop_ready(self) -> None:
         """Take and drop one batch if one is ready; raise StopIteration at the end of the epoch."""
@@ -149,46 +154,46 @@ class Feed:
         if counts is None or counts[0] > 0 or counts[1] == 0:
             self.take()
 
-    def wait_until_idle(self, most_s: float, make_s: float) -> None:
-        """Return when the workers have filled their queues and are idle, or after ``most_s``.
+    def wait_until_idle(self, most_s: float, make_s: float) -> bool:
+        """Return once the loader's queues are full and nothing makes batches, or after ``most_s``.
 
         An iterator that does not tell gets the time that it needs for all it can have in flight,
-        at ``make_s`` seconds a batch.
+        at ``make_s`` seconds a batch. Returns False where that was not enough.
         """
-        if not self.workers or self._iterator is None:
-            return
+        if not self.parallel:
+            return True
         deadline = self._time.now() + most_s
-        while self._time.now() < deadline:
-            counts = counts_of(self._iterator)
-            if counts is None:
-                self._time.sleep(min(most_s, max(_UNKNOWN_SETTLE_S, self.in_flight * make_s)))
-                return
-            ready, outstanding = counts
-            if ready >= outstanding:
-                return
+        while (counts := counts_of(self._iterator)) is not None and counts[0] < counts[1]:
+            if self._time.now() >= deadline:
+                return False
             self._time.sleep(_POLL_S)
+        if counts is None and self._iterator is not None:
+            self._time.sleep(min(most_s, max(_UNKNOWN_SETTLE_S, self.in_flight * make_s)))
+        return True
 
-    def bring_to(self, level: int, most_s: float) -> None:
+    def bring_to(self, level: int, most_s: float) -> bool:
         """Take and drop ready batches, or wait for some, until ``level`` batches are ready.
 
         A block continues from the level at which the last block of its arm stopped. Neither the
         batches that were queued while another arm ran nor an emptied queue is the steady state.
+        Returns False if ``most_s`` seconds were not enough for that.
         """
         deadline = self._time.now() + most_s
-        while self.workers and self._iterator is not None and self._time.now() < deadline:
-            ready = self.ready()
-            if ready is None or ready == level or self.left <= 1:
-                return
+        while self.parallel and (counts := counts_of(self._iterator)) is not None:
+            ready, outstanding = counts
+            full = ready < level and ready >= outstanding  # as full as it gets
+            if ready == level or full or self.left <= 1:
+                break
+            if self._time.now() >= deadline:
+                return False
             if ready < level:
-                counts = counts_of(self._iterator)
-                if counts is not None and counts[0] >= counts[1]:
-                    return  # as full as it gets
                 self._time.sleep(_POLL_S)
-            else:
-                try:
-                    self.take()
-                except StopIteration:
-                    return
+                continue
+            try:
+                self.take()
+            except StopIteration:
+                break
+        return True
 
     def close(self) -> None:
         """Drop the running epoch; torch ends its workers when the iterator goes."""

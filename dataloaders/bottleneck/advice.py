@@ -1,0 +1,104 @@
+"""What settings would gain that findings name: each is tried around the step, in turn with none.
+
+round     plain │ autocast │ matmul-precision …     blocks of the step alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+
+from dataloaders.batches.tree import Batch
+from dataloaders.bottleneck.arms import ARMS
+from dataloaders.bottleneck.blocks import Blocks
+from dataloaders.bottleneck.schedule import SETTLE_STEPS
+from dataloaders.errors import last_line
+from dataloaders.findings import TOGGLES, Facts, Finding, Watch
+from dataloaders.measuring.intervals import Interval, Timed, mean_of
+
+_SHARE = 0.5
+_FEWEST_ROUNDS, _MOST_ROUNDS = 4, 9
+
+
+class Advice:
+    """Holds what settings gain, for a check with ``budget_s`` seconds; nothing until tried."""
+
+    def __init__(
+        self, blocks: Blocks, watch: Watch, budget_s: float, now: Callable[[], float]
+    ) -> None:
+        self._blocks = blocks
+        self._watch = watch
+        self._budget_s = budget_s
+        self._now = now
+        self._gains: dict[str, Interval] = {}
+        self._tried: str | None = None  # the setting under which the step runs now
+        self._untried: dict[str, str] = {}  # those under which it fails, and why
+
+    def failed(self, error: BaseException) -> bool:
+        """Return whether a setting that is tried made the step fail, and leave that out."""
+        if self._tried is None or not isinstance(error, Exception):
+            return False
+        self._untried[self._tried] = f"; not measured: {last_line(error)}"
+        return True
+
+    def of(self, found: Sequence[Finding]) -> tuple[Finding, ...]:
+        """Return findings with what their settings gain, or why that is not known."""
+        return tuple(
+            replace(
+                one,
+                gain=self._gains.get(one.name, one.gain),
+                message=one.message + self._untried.get(one.name, ""),
+            )
+            for one in found
+        )
+
+    def find(self, found: Sequence[Finding], facts: Facts) -> Iterator[Batch]:
+        """Yield blocks of the step alone, as it is and with each setting that is found."""
+        wanted = {one.name for one in found} - self._gains.keys() - self._untried.keys()
+        names = [name for name in TOGGLES if name in wanted]
+        most_s = _SHARE * self._budget_s
+        block_s = (SETTLE_STEPS + 1) * self._blocks.cycle * self._blocks.step_s
+        if names and _FEWEST_ROUNDS * (1 + len(names)) * block_s > most_s:
+            self._untried.update(dict.fromkeys(names, "; not measured: that wants a larger budget"))
+            return
+        rounds: list[dict[str | None, float]] = []
+        until = self._now() + most_s
+        while names and (
+            len(rounds) < _FEWEST_ROUNDS or (len(rounds) < _MOST_ROUNDS and self._now() <= until)
+        ):
+            rounds.append({})
+            for name in (None, *names):
+                ran = yield from self._block(name, facts, max(0.1, until - self._now()))
+                if ran is not None:
+                    rounds[-1][name] = ran.per_batch
+        for name in names:  # the first round chose kernels
+            saved = [one[None] - one[name] for one in rounds[1:] if one.keys() >= {None, name}]
+            if len(saved) > 1 and name not in self._untried:
+                self._gains[name] = mean_of(saved)
+
+    def _block(
+        self, name: str | None, facts: Facts, left_s: float
+    ) -> Generator[Batch, None, Timed | None]:
+        """Yield a block of the step alone, under setting ``name``; None: as it is."""
+        # By another name: its steps are none of those that the timeline shows as synthetic.
+        (arm,) = (replace(arm, name="advised") for arm in ARMS if arm.name == "synthetic")
+        block = self._blocks.run(arm, left_s)
+        self._tried = name
+        with ExitStack() as stack:
+            stack.callback(block.close)
+            stack.callback(setattr, self, "_tried", None)
+            try:
+                toggle = TOGGLES[name](facts, self._watch) if name else nullcontext(nullcontext)
+                around_step = stack.enter_context(toggle)
+            except Exception as error:  # such as no memory for weights in another order
+                self.failed(error)
+            while name not in self._untried:
+                try:
+                    batch = next(block)
+                except StopIteration as end:
+                    took: Timed | None = end.value
+                    return took
+                with around_step():
+                    yield batch
+        return None
