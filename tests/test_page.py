@@ -47,10 +47,12 @@ def test_what_comes_from_the_user_is_escaped_and_changes_and_findings_have_their
     assert "<b onclick" not in full
     assert "</script" not in full
     assert "$a_b$" in full  # no mathematics in a chart's labels
-    assert "<pre><code>DataLoader(..., backend=&#34;h5&#34;)</code></pre>" in full
-    assert "h5: 3.10 x (2.98 to 3.22) as fast, measured" in full
+    assert "DataLoader\nDataLoader(..., backend=&#34;h5&#34;)</code></pre>" in full
+    assert "h5: 3.10 x (2.98 to 3.22) as fast, measured; built once: about 12 s, 400 MiB" in full
     assert "&#34;&#34;&#34;A report with everything in it" in full  # the line that it names
     assert "Saves 1.10 ms a batch (1.06 to 1.14)." in full
+    link = '<a href="https://docs.pytorch.org/tutorials/recipes/tuning_guide.html">'
+    assert f"{link}The guide: Syncs</a>" in full
     assert "matmul_precision" not in full  # it waits for the step's verdict
 
 
