@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Generator
 from torch.utils.data import Subset
 
@@ -30,8 +31,9 @@ Alone = dict[tuple[str | None, int], float]
 """Seconds by how a cache stores images ("": raw; None: no cache), and number of workers."""
 
 _BUILD_S, _FEWEST, _MOST = 1.0, 8, 64  # of the small cache: seconds of one process, samples
-_BATCH_S = 0.05  # batches of samples that take long are smaller
+_BATCH_S = 0.1  # batches of samples that take long are smaller
 _IN_FLIGHT = 2
+_STEP_BYTES = 16 << 20
 _TURN_S, _TURNS, _FEWEST_TIMED, _MOST_TIMED = 0.1, 4, 3, 100
 
 
@@ -84,9 +86,10 @@ def seconds_alone(
                 stack.callback(session.close)
                 open_[name, count] = session.epoch()
         took: dict[tuple[str | None, int], list[float]] = {name: [] for name in open_}
+        other = np.zeros(_STEP_BYTES, np.uint8)
         for _ in range(_TURNS):
             for (name, count), batches in open_.items():
-                mean = _turn(batches, now)
+                mean = _turn(batches, now) if count else _turn_here(batches, now, other)
                 took[name, count].append(mean)
                 time.sleep((count > 0) * _IN_FLIGHT * mean)  # its worker is at work until then
         return {name: statistics.median(each) for name, each in took.items()}, reason
@@ -149,3 +152,15 @@ def _turn(batches: Iterator[Any], now: Callable[[], float]) -> float:
         next(batches)
         count += 1
     return (now() - begin) / count
+
+
+def _turn_here(batches: Iterator[Any], now: Callable[[], float], other: Any) -> float:
+    """Return the mean seconds of some batches, each after a step with memory of its own."""
+    took: list[float] = []
+    until = time.perf_counter() + _TURN_S
+    while len(took) < _FEWEST_TIMED or time.perf_counter() < until:
+        other += 1  # what the processor's caches hold of the batch before goes, as in training
+        begin = now()
+        next(batches)
+        took.append(now() - begin)
+    return statistics.fmean(took)
