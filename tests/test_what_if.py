@@ -278,6 +278,16 @@ class TestModel:
         assert found.predicted.estimate == pytest.approx(gain, rel=0.02)
         assert change in (None, found.change)
 
+    def test_without_workers_batches_are_made_beside_the_work_of_a_device(self):
+        given = {"step": 0.02, "transfer": 0.008, "overlaps": True}
+        stages = self.stages(0.015, real=0.028, **given)
+        assert stages.seconds().estimate == pytest.approx(0.028)
+        found = self.found(stages)
+        assert found["prefetch"].predicted.estimate == pytest.approx(1.4)
+        assert found["workers"].reason == "the workers that there are keep up with the step"
+        longer = self.found(self.stages(0.06, real=0.068, **given))
+        assert longer["workers"].seconds.estimate == pytest.approx(0.028, rel=0.02)
+
     def test_taking_batches_from_workers_takes_its_time(self) -> None:
         stages = self.stages(0.04, take=0.01)
         assert stages.seconds().estimate == pytest.approx(0.05)  # without workers nothing is taken

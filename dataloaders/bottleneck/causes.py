@@ -148,6 +148,9 @@ class Causes:
             spread = 2 * samples.std() / math.sqrt(len(samples)) / max(1e-9, samples.mean())
         step, contention = arms["synthetic"], known.stalls.get("contention")
         context = getattr(self._loader, "multiprocessing_context", None)
+        transfer = max(0.0, known.stalls["transfer"].estimate) if "host" in arms else 0.0
+        mean, real = statistics.fmean(loads), arms["real"].estimate
+        beside, after = max(mean, step.estimate) + transfer, mean + step.estimate + transfer
         # Behind the device's work, the host's is hidden.
         take, start_s = seconds_of_a_worker(host, context, self._now)
         length = self._blocks.feed.length
@@ -156,7 +159,8 @@ class Causes:
             step=step,
             loads=[max(1e-9, float(load)) for load in loads],
             spread=min(0.5, max(0.03, float(spread))),
-            transfer=max(0.0, known.stalls["transfer"].estimate) if "host" in arms else 0.0,
+            transfer=transfer,
+            overlaps=self._blocks.behind and abs(real - beside) < abs(real - after),
             pinned=bool(getattr(self._loader, "pin_memory", False)),
             take=0.0 if self._blocks.behind else take,
             load_cores=seen.cores,

@@ -47,6 +47,7 @@ class Stages:
     workers: int = 0  # of the loader
     prefetch: int = 2  # of the loader
     cores: int = 1  # that the loop may use
+    overlaps: bool = False  # whether, without workers, batches are made beside a device's work
     room: int | None = None  # batches that fit into the workers' shared memory; None: no limit
     factor: float | None = None  # scale, where it is known
 
@@ -70,8 +71,8 @@ class Stages:
         ):
             step += slowed * self.contention
             # Beside the step, copies wait for each other still.
-            own = max(step, beside) if hidden else step + copy
-            took = self._seconds(workers, prefetch, load, own, competing)
+            own = (max(step, beside), 0.0) if hidden else (step, copy)
+            took = self._seconds(workers, prefetch, load, *own, competing)
             ends.append(took + self.started(workers))
         low, estimate, high = ends
         return Interval(min(low, estimate), estimate, max(estimate, high))
@@ -103,11 +104,11 @@ class Stages:
         """How much longer preparation takes in the loop than alone; 1 if the loop does not tell."""
         if self.factor is not None:
             return self.factor
-        step = self.step.estimate + self.contention + self.transfer
+        step, copy = self.step.estimate + self.contention, self.transfer
         real = self.real.estimate - self.started(self.workers)
 
         def modelled(scale: float) -> float:
-            return self._seconds(self.workers, self.prefetch, scale, step, 0.0)
+            return self._seconds(self.workers, self.prefetch, scale, step, copy, 0.0)
 
         low, high = 0.2, 20.0
         if not modelled(low) * 1.01 < real:
@@ -119,12 +120,15 @@ class Stages:
         return math.sqrt(low * high)
 
     def _seconds(
-        self, workers: int, prefetch: int, scale: float, step: float, competing: float
+        self, workers: int, prefetch: int, scale: float, step: float, copy: float, competing: float
     ) -> float:
         wanted = min(workers, self.cores) * self.load_cores + self.step_cores
         slower = 1 + competing * max(0.0, wanted / self.cores - 1) if workers else 1.0
         # Workers that keep up are idle for a part of the time, and then compete for nothing.
         mean = sum(self.loads) / len(self.loads) * scale
+        if self.overlaps and not workers:
+            return max(mean, step) + copy  # which comes after the step before it
+        step += copy
         busy = min(1.0, mean / max(1e-9, workers * step)) if workers else 0.0
         slower = 1 + (slower - 1) * busy
         loads = [load * scale * slower for load in self.loads]
