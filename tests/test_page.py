@@ -132,6 +132,9 @@ def test_it_fits_can_be_read_and_prints_dark_on_white(opened, full, width, schem
         " one.getBoundingClientRect().right > innerWidth).map(one => one.outerHTML.slice(0, 80))"
     )
     assert beyond == []
+    words = "[...document.querySelectorAll('td:last-child:not(.n)')]"
+    widths = page.evaluate(f"{words}.map(one => one.getBoundingClientRect().width)")
+    assert min(widths) > 100  # no column of single letters
     assert page.locator("h1").inner_text().startswith("INPUT-BOUND: the step waits")
     assert page.locator("h2").all_inner_texts() == HEADINGS
     assert page.locator("svg").count() == 5
