@@ -198,15 +198,6 @@ def test_workers_are_predicted_and_a_sampler_and_its_draws_left_alone():
     assert own == [batch[:, 0].tolist() for batch in DataLoader(loader.dataset, 4, True)]
 
 
-@pytest.mark.nightly
-def test_remedies_are_tried_beside_their_prediction():
-    found = by_name(checked(Waiting(400, 0.004), try_candidates=True, budget_s=15).candidates)
-    assert found["workers"].predicted is not None
-    assert found["workers"].measured.estimate > 1
-    assert found["h5"].measured.estimate > 1
-    assert 0 < found["h5"].build_s < 15
-
-
 def test_what_is_tried_is_compared_with_the_loop_as_it_is_just_before_and_after():
     """On a machine that grows slower all the while."""
     time = VirtualTime()
