@@ -1,4 +1,6 @@
-"""The page of a check as a picture, the one in README: python -m bench.picture docs/check.png
+"""The page of a check as a picture, the one in README, and its text, of one and the same report.
+
+    python -m bench.picture docs/check.png
 
 It checks examples/train_images.py on the demo's photographs, unless --report gives a report's JSON.
 """
@@ -53,13 +55,15 @@ def main() -> None:
         page = Path(folder, "report.html")
         found = Report.from_json(report)
         system = found.machine["system"].split()[0]  # without its build
-        replace(found, machine={**found.machine, "system": system}).to_html(page)
+        found = replace(found, machine={**found.machine, "system": system})
+        found.to_html(page)
         with browser() as chromium:
             view = chromium.new_page(viewport={"width": 1000, "height": 600})
             view.goto(page.as_uri())
             shot = view.screenshot(full_page=True)
     image = Image.open(io.BytesIO(shot)).convert("RGB").quantize(64)
     image.save(options.picture, optimize=True)
+    print(found)
     print(f"{options.picture}: {options.picture.stat().st_size / 1000:.0f} kB")
 
 
@@ -68,7 +72,8 @@ def _checked(report: Path) -> Path:
 
     script = ["examples/train_images.py", "--", "--data", str(made_photos())]
     script += ["--epochs", "100", "--batch-size", "8"]
-    command = [sys.executable, "-m", "dataloaders", "check", "--json", str(report), *script]
+    options = ["--json", str(report), "--quiet"]
+    command = [sys.executable, "-m", "dataloaders", "check", *options, *script]
     subprocess.run(command, cwd=ROOT, check=True)
     return report
 

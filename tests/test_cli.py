@@ -81,7 +81,8 @@ def test_an_unmodified_script_gets_its_verdict(command):
     assert report["verdict"] == "input-bound", done.out
     assert done.status == 0
     assert report["speedup_bound"]["low"] > 1.5
-    for text in ("INPUT-BOUND", "what if", "the one change to make: num_workers="):
+    assert done.out.splitlines()[-1].startswith("   DataLoader(..., ")
+    for text in ("INPUT-BOUND", "what if", "the one change to make ("):
         assert text in done.out
     assert "trains its model" in done.err.splitlines()[0]
     assert "measured in loader 2: DataLoader of Slow, 32 batches of 2, num_workers=0" in done.out

@@ -47,10 +47,12 @@ def test_what_comes_from_the_user_is_escaped_and_changes_and_findings_have_their
     assert "<b onclick" not in full
     assert "</script" not in full
     assert "$a_b$" in full  # no mathematics in a chart's labels
-    assert "<pre><code>DataLoader(..., backend=&#34;h5&#34;)</code></pre>" in full
-    assert "h5: 3.10 x (2.98 to 3.22) as fast, measured" in full
+    assert "DataLoader\nDataLoader(..., backend=&#34;h5&#34;)</code></pre>" in full
+    assert "h5: 3.10 x (2.98 to 3.22) as fast, measured; built once: about 12 s, 400 MiB" in full
     assert "&#34;&#34;&#34;A report with everything in it" in full  # the line that it names
     assert "Saves 1.10 ms a batch (1.06 to 1.14)." in full
+    link = '<a href="https://docs.pytorch.org/tutorials/recipes/tuning_guide.html">'
+    assert f"{link}The guide: Syncs</a>" in full
     assert "matmul_precision" not in full  # it waits for the step's verdict
 
 
@@ -130,6 +132,9 @@ def test_it_fits_can_be_read_and_prints_dark_on_white(opened, full, width, schem
         " one.getBoundingClientRect().right > innerWidth).map(one => one.outerHTML.slice(0, 80))"
     )
     assert beyond == []
+    words = "[...document.querySelectorAll('td:last-child:not(.n)')]"
+    widths = page.evaluate(f"{words}.map(one => one.getBoundingClientRect().width)")
+    assert min(widths) > 100  # no column of single letters
     assert page.locator("h1").inner_text().startswith("INPUT-BOUND: the step waits")
     assert page.locator("h2").all_inner_texts() == HEADINGS
     assert page.locator("svg").count() == 5

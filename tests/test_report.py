@@ -15,6 +15,7 @@ from bench.played import HostOn, VirtualTime
 from dataloaders import wrap
 from dataloaders.bottleneck import Interval, Report, Step, check_bottleneck
 from dataloaders.errors import OptionError
+from dataloaders.predicting import Candidate
 from helpers.reports import a_report, about
 from helpers.waits import Waiting
 
@@ -111,6 +112,46 @@ def test_a_loaders_own_copy_is_transfer():
     assert any(one.transfer > 0 for one in report.timeline["real"])
 
 
+# Text ------------------------------------------------------------------------------------------
+
+
+def test_the_last_lines_are_the_one_change_as_code():
+    lines = str(a_report(notes=("n" * 300,), loader="a loader")).splitlines()
+    assert lines[-2:] == [
+        "   from dataloaders import DataLoader",
+        '   DataLoader(..., backend="h5")',
+    ]
+    assert "h5       9.90 (8.91 to 10.9)  3.40 x (3.06 to 3.74)  3.10 x" in "\n".join(lines)
+    assert "pays after 3 epochs):" in " ".join(lines[-4:-2])
+    assert f"note: {'n' * 300}" in lines
+    workers = a_report(candidates=a_report().candidates[:1])
+    assert str(workers).splitlines()[-1] == "   DataLoader(..., num_workers=2)"
+
+
+@pytest.mark.parametrize(
+    ("options", "ours", "code"),
+    [
+        ({}, False, ""),
+        ({"num_workers": 3, "backend": "h5"}, True, 'DataLoader(..., num_workers=3, backend="h5")'),
+        (
+            {"backend": "h5", "images": "jpeg"},
+            True,
+            'from backends.h5 import H5\nDataLoader(..., backend=H5(images="jpeg"))',
+        ),
+    ],
+)
+def test_a_change_is_code_that_can_be_pasted(options, ours, code):
+    assert Candidate("a change", options, ours=ours).code == code
+    compile(code, "pasted", "exec")
+
+
+def test_where_the_step_is_the_limit_its_launches_are_shown():
+    stalls = {"launch": about(0.003), "prep": about(0.0001)}
+    shown = str(a_report(verdict="step-bound", stalls=stalls))
+    assert "\nlaunch         3.00" in shown
+    assert "\nprep" not in shown
+
+
 # Two reports ------------------------------------------------------------------------------------
 
 
@@ -153,12 +194,12 @@ def test_markdown_has_the_verdict_the_change_and_whole_tables(tmp_path):
     text = a_report().to_markdown(tmp_path / "summary.md", against=a_report())
     assert (tmp_path / "summary.md").read_text() == text
     assert text.startswith("### input-bound: the step waits for batches to be prepared\n")
-    assert '```python\nDataLoader(..., backend="h5")\n```' in text
+    assert 'DataLoader\nDataLoader(..., backend="h5")\n```' in text
     assert "still input-bound" in text
     for line in text.splitlines():
         if line.startswith("|"):  # nothing in a cell opens another one
             cells = line.replace(r"\|", "").count("|")
-            assert cells in (4, 5)
+            assert cells in (4, 5, 6)
     assert "<b onclick" not in text.replace(r"\<b", "")
     assert "no GPU, and two cores are taken" in text
 

@@ -36,12 +36,15 @@ from dataloaders.errors import last_line
 from dataloaders.machine import page_cache, resources
 from dataloaders.measuring.intervals import Interval, mean_of
 from dataloaders.predicting import (
+    FORMATS,
     LONGEST_SAMPLE_S,
     Candidate,
     Stages,
     backend_of,
     build,
     candidates,
+    plus,
+    ratio,
     seconds_alone,
     seconds_of_a_worker,
     variant_of,
@@ -126,6 +129,7 @@ class Causes:
                 batch=size,
                 batches=self._blocks.feed.length,
                 random=seen.random,
+                runs=self._budget_s >= _ALONE_FROM_S,
             )
         except Exception as error:  # the loader's own, or what a study of it ran into
             self.notes.append(f"what changes would gain is not known: {last_line(error)}")
@@ -144,8 +148,11 @@ class Causes:
         spread = 0.3
         if len(samples) > 2:
             spread = 2 * samples.std() / math.sqrt(len(samples)) / max(1e-9, samples.mean())
-        step = arms["synthetic"]
+        step, contention = arms["synthetic"], known.stalls.get("contention")
         context = getattr(self._loader, "multiprocessing_context", None)
+        transfer = max(0.0, known.stalls["transfer"].estimate) if "host" in arms else 0.0
+        mean, real = statistics.fmean(loads), arms["real"].estimate
+        beside, after = max(mean, step.estimate) + transfer, mean + step.estimate + transfer
         # Behind the device's work, the host's is hidden.
         take, start_s = seconds_of_a_worker(host, context, self._now)
         length = self._blocks.feed.length
@@ -154,11 +161,14 @@ class Causes:
             step=step,
             loads=[max(1e-9, float(load)) for load in loads],
             spread=min(0.5, max(0.03, float(spread))),
-            transfer=max(0.0, known.stalls["transfer"].estimate) if "host" in arms else 0.0,
+            transfer=transfer,
+            overlaps=self._blocks.behind and abs(real - beside) < abs(real - after),
             pinned=bool(getattr(self._loader, "pin_memory", False)),
             take=0.0 if self._blocks.behind else take,
             load_cores=seen.cores,
             step_cores=self._blocks.step_cores,
+            contention=contention.estimate if contention and contention.low > 0 else 0.0,
+            sample_bytes=nbytes(host) / size,
             starting=self._starting() if workers or not length else start_s / length,
             **self._alone(seen, size, workers),
             workers=workers,
@@ -168,21 +178,22 @@ class Causes:
         )
 
     def _alone(self, seen: Prepared, size: int, workers: int) -> dict[str, Any]:
-        """Return how long a worker takes for a batch, and a cache, beside the loop's own way."""
+        """Return how long a worker takes for a batch, and caches, beside the loop's own way."""
         sample_s = sum(seen.by_call.values())
         quick = sample_s < LONGEST_SAMPLE_S and self._budget_s >= _ALONE_FROM_S
         if not quick or isinstance(self._loader.dataset, IterableDataset):
             return {}
         here = min(1, workers)
-        took, uncached = seconds_alone(self._loader, size, sample_s, {here, 1}, self._now)
+        took, uncached = seconds_alone(self._loader, size, sample_s, {here, 1}, FORMATS, self._now)
         if not all(took.values()):  # of a played time, which workers do not share
             return {}
-        found: dict[str, Any] = {"uncached": uncached}
-        found["apart"] = took["stock", 1] / took["stock", here]
-        if not uncached:
-            found["cached"] = took["h5", here] / took["stock", here]
-            found["cached_apart"] = took["h5", 1] / took["h5", here]
-        return found
+        cached = {
+            images: (took[images, here] / took[None, here], took[images, 1] / took[images, here])
+            for images, _ in took
+            if images is not None
+        }
+        apart = took[None, 1] / took[None, here]
+        return {"uncached": uncached, "apart": apart, "cached": cached}
 
     def _note_memory(self, seen: Prepared) -> None:
         """Say if the files of the dataset are larger than what memory can keep of them."""
@@ -269,31 +280,47 @@ class Causes:
         return [clock.seconds(*pair) for pair in itertools.pairwise(marks)]
 
     def _try(self, stages: Stages) -> Iterator[Batch]:
-        """Run each candidate with the step; a cache is built if that takes no longer than this."""
-        seconds = max(_LEAST_TRIAL_S, _TRIAL_SHARE * self._budget_s)
+        """Run each candidate with the step, between two turns of the loader as it is.
+
+        A cache is built if that takes no longer than the check.
+        """
+        before: Interval | None = None
         with tempfile.TemporaryDirectory() as folder:
-            cache = os.path.join(folder, "tried.h5")
             for number, candidate in enumerate(self.candidates):
+                options = candidate.options
+                if not options or candidate.reason or candidate.build_s > self._budget_s:
+                    continue
+                images = options.get("images", "")
+                cache = os.path.join(folder, f"{images}.h5")
                 try:
-                    if 0 < candidate.build_s <= self._budget_s and not os.path.exists(cache):
-                        build(self._loader.dataset, cache, self._loader)
-                    there = cache if os.path.exists(cache) else None
-                    loader = variant_of(self._loader, candidate, there)
-                    if loader is None:
-                        continue
-                    trial = observe(
-                        loader, stepping=True, seconds=seconds, clock=self._blocks.clock
-                    )
-                    took = (yield from trial).seconds_per_batch
+                    if candidate.build_s and not os.path.exists(cache):
+                        build(self._loader.dataset, cache, self._loader, images)
+                    before = before or (yield from self._turn(stages, {}))
+                    took = yield from self._turn(stages, options, cache)
+                    after = yield from self._turn(stages, {})
                 except Exception as error:  # the variant's own: the step's is raised at the loop
                     tried = replace(candidate, reason=f"it failed: {last_line(error)}")
+                    before = None
                 else:
-                    # The trial's epoch does not end.
-                    kept = candidate.name == "persistent_workers"
-                    starts_s = 0.0 if kept else stages.started(loader.num_workers)
-                    tried = replace(candidate, measured=stages.gain(took, starts_s))
-                before, after = self.candidates[:number], self.candidates[number + 1 :]
-                self.candidates = (*before, tried, *after)
+                    # The machine's speed drifts: the loop as it is in the middle of the two.
+                    mean = (before.estimate + after.estimate) / 2
+                    low, high = min(before.low, after.low), max(before.high, after.high)
+                    tried = replace(candidate, measured=ratio(Interval(low, mean, high), took))
+                    before = after
+                found = list(self.candidates)
+                found[number] = tried
+                self.candidates = tuple(found)
+
+    def _turn(
+        self, stages: Stages, options: Mapping[str, Any], cache: str | None = None
+    ) -> Generator[Batch, None, Interval]:
+        """Yield batches of the loader with ``options``; return the loop's seconds a batch."""
+        loader, clock = variant_of(self._loader, options, cache), self._blocks.clock
+        seconds = max(_LEAST_TRIAL_S, _TRIAL_SHARE * self._budget_s)
+        seen = yield from observe(loader, stepping=True, seconds=seconds, clock=clock)
+        # A trial's epoch does not end.
+        starts_s = 0.0 if "persistent_workers" in options else stages.started(loader.num_workers)
+        return plus(seen.seconds_per_batch, starts_s)
 
 
 def _pin_s(host: Batch) -> float:

@@ -16,7 +16,13 @@ from rich.text import Text
 from dataloaders.bottleneck.arms import Verdict
 from dataloaders.bottleneck.outputs import contents, saved
 from dataloaders.bottleneck.outputs.against import Comparison, compare
-from dataloaders.bottleneck.outputs.contents import MEANS, bound_of, findings_of, milliseconds
+from dataloaders.bottleneck.outputs.contents import (
+    MEANS,
+    bound_of,
+    change_of,
+    findings_of,
+    milliseconds,
+)
 from dataloaders.bottleneck.outputs.markdown import markdown
 from dataloaders.bottleneck.preparation import Call
 from dataloaders.findings import Finding
@@ -82,8 +88,12 @@ class Report:
 
     def __str__(self) -> str:
         output = io.StringIO()
-        Console(file=output, width=96, force_terminal=False).print(self)
+        self.show(Console(file=output, width=_WIDTH, force_terminal=False))
         return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+    def show(self, console: Console) -> None:
+        """Print the report on ``console``; the last line is the one change to make, as code."""
+        console.print(self, crop=False)
 
     def __rich__(self) -> Group:
         """Return the report as rich shows it in a terminal."""
@@ -98,11 +108,15 @@ class Report:
         tables = [_table(each(self)) for each in _TABLES]
         for shown in (*tables[:2], self._waits(), *tables[2:]):
             parts += [*shown, ""] if shown else []
-        parts += [Text(f"-> {line}") for line in self.advice]
-        parts += [Text(f"step: {finding}") for finding in findings_of(self)]
-        parts += [Text(f"note: {line}") for line in self.notes]
         facts = ", ".join(self.machine.values())
         parts.append(Text(f"{self.rounds} rounds in {self.seconds:.0f} s; {facts}", style="dim"))
+        parts += [_whole(f"note: {line}") for line in self.notes]
+        parts += [Text(f"step: {finding}") for finding in findings_of(self)]
+        parts += [Text(f"-> {line}") for line in self.advice]
+        code, why = change_of(self)
+        if code:
+            parts.append(Text(f"-> the one change to make ({why}):"))
+            parts += [_whole(f"   {line}") for line in code.splitlines()]
         return Group(*parts)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -151,8 +165,8 @@ class Report:
 
     def _repr_html_(self) -> str:
         """The report as a notebook shows it."""
-        console = Console(file=io.StringIO(), width=96, record=True)
-        console.print(self)
+        console = Console(file=io.StringIO(), width=_WIDTH, record=True)
+        self.show(console)
         code = '<pre style="font-family: monospace; line-height: normal">{code}</pre>'
         return console.export_html(inline_styles=True, code_format=code)
 
@@ -168,6 +182,7 @@ class Report:
         return [Text(line) for line in lines]
 
 
+_WIDTH = 112  # a line of the candidates' table
 _TABLES = (contents.arms, contents.stalls, contents.preparation, contents.candidates)
 
 
@@ -180,6 +195,11 @@ def _table(shown: contents.Table) -> list[Table]:
     for row in shown.rows:
         table.add_row(*row)
     return [table] if shown else []
+
+
+def _whole(text: str) -> Text:
+    """Return a line that is not broken: to be searched for, or copied."""
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def _written(text: str, path: str | os.PathLike[str] | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,12 @@ import torch
 
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes import Causes
-from dataloaders.bottleneck.outputs.contents import times
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
 from dataloaders.machine import resources
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval
-from dataloaders.predicting import Candidate, best_of
+from dataloaders.predicting import best_of
 
 _HELD_FROM = 0.03
 _LAUNCH_SHARE = 0.05  # of a step, from which on it is worth a word
@@ -50,6 +48,8 @@ def summarise(
     if launched is not None and "synthetic" in arms:
         stalls["launch"] = _less(arms["synthetic"], launched)
     tips = [] if analysis is None else _advice(replace(known, stalls=stalls), feed)
+    if causes.candidates and best_of(causes.candidates) is None:
+        tips.append("no change of the input that was looked at surely gains 5 %")
     return Report(
         verdict=known.verdict,
         speedup_bound=known.speedup_bound,
@@ -57,7 +57,7 @@ def summarise(
         stalls=stalls,
         smallest_gap=known.smallest_gap,
         loader=_describe_loader(loader, feed),
-        advice=(*tips, *_change(causes.candidates)),
+        advice=tuple(tips),
         notes=(*_notes(analysis, blocks, rounds, finished, derived), *causes.notes),
         rounds=rounds,
         evidence=known.evidence,
@@ -115,17 +115,6 @@ def _less(whole: Interval, part: Interval) -> Interval:
     """Return whole - part, measured apart; none of its ends is below 0."""
     half, estimate = math.hypot(whole.half_width, part.half_width), whole.estimate - part.estimate
     return Interval(*(max(0.0, end) for end in (estimate - half, estimate, estimate + half)))
-
-
-def _change(found: Sequence[Candidate]) -> list[str]:
-    """Return the one change to make, as code, with what it gains."""
-    if not found:
-        return []
-    best = best_of(found)
-    if best is None:
-        return ["no change of the input that was looked at surely gains 5 %"]
-    gain, how = best.measured or best.predicted, "measured" if best.measured else "predicted"
-    return [f"the one change to make: {best.change}  ({how}: {times(gain)} as fast)"]
 
 
 def _describe_loader(loader: Any, feed: Feed) -> str:

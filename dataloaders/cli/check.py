@@ -210,14 +210,12 @@ def _show(report: Report, notes: list[str], options: Namespace) -> None:
         bound = report.speedup_bound
         print(report.verdict if bound is None else f"{report.verdict} {bound:.2f}")
     else:
-        if sys.stdout.isatty():
-            rich.print(report)
-        else:
-            print(report)
-        for sentence in notes:
-            print(f"note: {sentence}")
         if before is not None:
-            print(report.against(before))
+            print(whole.against(before), end="\n\n")
+        if sys.stdout.isatty():
+            whole.show(rich.get_console())
+        else:
+            print(whole)
     for form, path in written.items():
         beside = {"against": before} if form in ("html", "markdown") else {}
         getattr(whole, f"to_{form}")(path, **beside)

@@ -10,6 +10,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataloaders import registry
@@ -146,26 +147,31 @@ def _ways(
     loader: Any, report: Report, cache: str | None, line: Callable[[str], None]
 ) -> tuple[dict[Settings, str], list[str]]:
     """Return the settings worth a trial, the loader's own first, and what was predicted."""
-    from dataloaders.predicting.candidates import settings_of
+    from dataloaders.predicting import settings_of
 
-    ways: dict[Any, str] = {settings_of(loader): "the loader as it is"}
+    ways: dict[Any, str] = {settings_of(loader, {}): "the loader as it is"}
     said = ["what each change would gain, as predicted:"]
     if not report.candidates:
         said = [f"{report.verdict}: no change of the input is predicted to gain anything"]
         said += [f"note: {note}" for note in report.notes]
-    for one in sorted(report.candidates, key=lambda one: ("h5" in one.name, "+" in one.name)):
+    for one in sorted(report.candidates, key=lambda one: (one.build_s > 0, len(one.options))):
         gain = one.predicted
         text = one.reason or ("not known" if gain is None else f"{gain:.2f} x")
         said.append(f"  {one.name:<20} {text}")
-        if gain is None or gain.high < _LEAST_GAIN or one.reason or not one.change:
+        if gain is None or gain.high < _LEAST_GAIN or one.reason or not one.options:
+            continue
+        if one.name == "persistent_workers":
+            said[-1] += "; not tried: a trial's epoch does not end"
             continue
         try:
-            settings = settings_of(loader, one.change, cache)
+            images = one.options.get("images")
+            path = cache and (str(Path(cache).with_suffix(f".{images}.h5")) if images else cache)
+            settings = settings_of(loader, one.options, path)
             if settings is None:
                 said[-1] += "; tried with --cache FILE only"
                 continue
-            if "h5" in one.name:
-                line(f"tune  {cache} is opened, or built if it is missing")
+            if one.build_s:
+                line(f"tune  {path} is opened, or built if it is missing")
                 store: Any = settings.backend  # h5, or prefetch with it inside
                 getattr(store, "inner", store).cached(loader)
             ways.setdefault(settings, f"{one.name}, predicted {gain.estimate:.2f} x")

@@ -3,23 +3,27 @@
 model.py       torch's queue between workers and the step, batch by batch
 taking.py      what a worker costs the process that takes its batches
 alone.py       a batch of the dataset and from a small cache, without a step
-candidates.py  what if: each remedy's speed-up with an interval, or why it is out
+stages.py      a loop's stages, and its seconds a batch after a change of them
+candidates.py  what if: each remedy's seconds and speed-up with intervals, or why it is out
 """
 
 from dataloaders.predicting.alone import build, seconds_alone
 from dataloaders.predicting.candidates import (
+    FORMATS,
     LONGEST_SAMPLE_S,
     Candidate,
-    Stages,
     backend_of,
     best_of,
     candidates,
+    settings_of,
     variant_of,
 )
 from dataloaders.predicting.model import Overhead, seconds_per_batch
+from dataloaders.predicting.stages import Stages, plus, ratio
 from dataloaders.predicting.taking import seconds_of_a_worker
 
 __all__ = [
+    "FORMATS",
     "LONGEST_SAMPLE_S",
     "Candidate",
     "Overhead",
@@ -28,8 +32,11 @@ __all__ = [
     "best_of",
     "build",
     "candidates",
+    "plus",
+    "ratio",
     "seconds_alone",
     "seconds_of_a_worker",
     "seconds_per_batch",
+    "settings_of",
     "variant_of",
 ]

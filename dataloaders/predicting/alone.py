@@ -1,7 +1,7 @@
-"""The seconds of a batch without a step, as the loader makes it and from a cache, in turns.
+"""The seconds of a batch without a step, as the loader makes it and from caches, in turns.
 
-some samples ──────────────────> stock, without workers and with one ──┐ in turns, so that a
-             └──small cache──> h5, without workers and with one ───────┘ machine's moods cancel
+some samples ───────────────────> stock, without workers and with one ──┐ in turns, so that a
+             └──small caches──> h5, without workers and with one ───────┘ machine's moods cancel
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Generator
 from torch.utils.data import Subset
 
@@ -26,12 +27,13 @@ from dataloaders.specification import view_of
 
 __all__ = ["Alone", "build", "seconds_alone"]
 
-Alone = dict[tuple[str, int], float]
-"""Seconds by backend and number of workers."""
+Alone = dict[tuple[str | None, int], float]
+"""Seconds by how a cache stores images ("": raw; None: no cache), and number of workers."""
 
 _BUILD_S, _FEWEST, _MOST = 1.0, 8, 64  # of the small cache: seconds of one process, samples
-_BATCH_S = 0.05  # batches of samples that take long are smaller
+_BATCH_S = 0.1  # batches of samples that take long are smaller
 _IN_FLIGHT = 2
+_STEP_BYTES = 16 << 20
 _TURN_S, _TURNS, _FEWEST_TIMED, _MOST_TIMED = 0.1, 4, 3, 100
 
 
@@ -40,6 +42,7 @@ def seconds_alone(
     size: int,
     sample_s: float,
     workers: Iterable[int],
+    formats: Sequence[str] = (),
     now: Callable[[], float] = time.perf_counter,
 ) -> tuple[Alone, str]:
     """Return the mean seconds of a batch, and why a cache is not among them; "" if it is.
@@ -49,6 +52,7 @@ def seconds_alone(
         size: samples of a batch.
         sample_s: seconds of one, now.
         workers: 0 reads in this process, whose random states are kept.
+        formats: ways to store images beside raw, tried where the cache has some.
         now: the time.
     """
     draw, length = random.Random(0), len(loader.dataset)
@@ -57,43 +61,57 @@ def seconds_alone(
     some = Subset(loader.dataset, draw.sample(range(length), rows))
     size = max(1, min(size, int(_BATCH_S / sample_s)))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        path, reason = Path(folder) / "some.h5", ""
-        try:
-            build(some, path, loader)
-        except Exception as error:  # the dataset's own, or why no cache can hold it
-            reason = last_line(error)
-        backends = [registry.load("stock")(gather=isinstance(loader, OurLoader))]  # type: ignore[call-arg]
+        reason = ""
+        stock: Any = registry.load("stock")
+        backends: dict[str | None, Any] = {None: stock(gather=isinstance(loader, OurLoader))}
+        for images in ("", *formats):
+            try:
+                cached = build(some, Path(folder, f"{images}.h5"), loader, images)
+            except Exception as error:  # the dataset's own, or why no cache can hold it
+                if images:
+                    continue
+                reason = last_line(error)
+                break
+            h5: Any = registry.load("h5")
+            backends[images] = h5(cached.path)
+            if not _holds_images(cached):
+                break
         views: list[Any] = []  # a session does not keep its loader alive
-        if not reason:
-            backends.append(registry.load("h5")(path))  # type: ignore[call-arg]
-        open_: dict[tuple[str, int], Iterator[Any]] = {}
+        open_: dict[tuple[str | None, int], Iterator[Any]] = {}
         stack.enter_context(random_states_kept())
-        for backend in backends:
+        for name, backend in backends.items():
             for count in sorted(workers):
                 views.append(_view(loader, some, size, count, draw))
                 session = backend.open(views[-1])
                 stack.callback(session.close)
-                open_[backend.name, count] = session.epoch()
-        took: dict[tuple[str, int], list[float]] = {name: [] for name in open_}
+                open_[name, count] = session.epoch()
+        took: dict[tuple[str | None, int], list[float]] = {name: [] for name in open_}
+        other = np.zeros(_STEP_BYTES, np.uint8)
         for _ in range(_TURNS):
             for (name, count), batches in open_.items():
-                mean = _turn(batches, now)
+                mean = _turn(batches, now) if count else _turn_here(batches, now, other)
                 took[name, count].append(mean)
                 time.sleep((count > 0) * _IN_FLIGHT * mean)  # its worker is at work until then
         return {name: statistics.median(each) for name, each in took.items()}, reason
 
 
-def build(dataset: Any, path: str | Path, loader: Any) -> None:
-    """Build a cache of ``dataset`` in workers like the loader's, without a word."""
+def build(dataset: Any, path: str | Path, loader: Any, images: Any = "") -> Any:
+    """Build a cache of ``dataset`` in workers like the loader's, without a word, and return it."""
     from dataloaders.cache import precompute
 
-    precompute(
+    return precompute(
         dataset,
         path,
+        images=images or None,
         announce=lambda told: None,
         multiprocessing_context=loader.multiprocessing_context,
         worker_init_fn=loader.worker_init_fn,
     )
+
+
+def _holds_images(cached: Any) -> bool:
+    kinds = [kind for column in cached.columns for kind, _ in column.variants]
+    return any(kind.startswith("image") for kind in kinds)
 
 
 class _Keys:
@@ -134,3 +152,15 @@ def _turn(batches: Iterator[Any], now: Callable[[], float]) -> float:
         next(batches)
         count += 1
     return (now() - begin) / count
+
+
+def _turn_here(batches: Iterator[Any], now: Callable[[], float], other: Any) -> float:
+    """Return the mean seconds of some batches, each after a step with memory of its own."""
+    took: list[float] = []
+    until = time.perf_counter() + _TURN_S
+    while len(took) < _FEWEST_TIMED or time.perf_counter() < until:
+        other += 1  # what the processor's caches hold of the batch before goes, as in training
+        begin = now()
+        next(batches)
+        took.append(now() - begin)
+    return statistics.fmean(took)

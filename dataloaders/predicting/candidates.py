@@ -1,11 +1,7 @@
-"""What if: the seconds a batch of a loop after a change of its input, or why it cannot be made.
+"""What if: what the loop gains from each change of its input, or why it cannot be made.
 
-    step, copy, samples: each measured alone ──> queue model ──> seconds of the loop as it is
-                                                   │             (scaled to what was measured)
-    workers, prefetch, rows of a cache, DALI ──────┴───────────> seconds after it; the speed-up
-
-An interval spans the samples' and the step's own intervals, the model with and without the scale
-that makes it agree with the loop, and steps and workers that compete for cores or do not.
+Each computes the seconds a batch after the change from the loop's `Stages`. Backends say for
+themselves whether they can serve the loader; DALI's batches are measured.
 """
 
 from __future__ import annotations
@@ -13,8 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,16 +20,16 @@ from dataloaders.errors import DataLoadersError, last_line
 from dataloaders.loader import DataLoader as OurLoader
 from dataloaders.loader import wrap
 from dataloaders.measuring.intervals import Interval
-from dataloaders.predicting.model import Overhead, seconds_per_batch
+from dataloaders.predicting.stages import Stages
 from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.kinds import Kind
 from dataloaders.tuning.trial import driven, observe
 from dataloaders.tuning.variant import Settings, Variants
 
 __all__ = [
+    "FORMATS",
     "LONGEST_SAMPLE_S",
     "Candidate",
-    "Stages",
     "backend_of",
     "best_of",
     "candidates",
@@ -45,11 +40,12 @@ __all__ = [
 LONGEST_SAMPLE_S = 0.25
 """Of preparation: an estimate and a small cache read some hundred samples."""
 
+FORMATS = ("jpeg", "packed")
+"""Ways to store images that take less of the disk than raw ones, and more of the processor."""
+
 _ALIKE = 1.02  # speed-ups that differ by less are the same
 _GAINS = 1.05
 _DALI_S = 1.5
-_PINNED_GAINS = 5.0  # from pinned memory a copy is at most so many times as fast
-_COMPETING = 0.5  # of the steps beside workers, when both want all cores
 _LONGEST_QUEUE = 8
 
 
@@ -58,129 +54,61 @@ class Candidate:
     """A change of the input.
 
     Attributes:
-        name: what is changed: "workers", "prefetch_factor", "persistent_workers", "prefetch", "h5",
-            "dali", pairs of them such as "workers + prefetch", "more cores".
-        change: the change as a user writes it; "" where it is none of the code.
+        name: what is changed: "workers", "fewer workers", "prefetch_factor", "persistent_workers",
+            "prefetch", "h5", "dali", pairs of them such as "workers + prefetch", "h5 (jpeg)" with
+            its images' format, "more cores".
+        options: the arguments of DataLoader that change; "images" is `H5`'s. None where it is none
+            of the code.
         predicted: how many times faster the loop would be; None if that is not known.
         measured: the same, as measured in the loop; None if it was not tried.
         reason: why it is out, "" if it is not.
+        seconds: a batch would take, as predicted.
         build_s: seconds to build the cache that it needs first; 0 if it needs none.
+        build_bytes: of that cache.
+        pays_after: epochs that save what building it takes; None if they save nothing.
+        ours: whether the loader is of this package, so that `code` needs no import of it.
     """
 
     name: str
-    change: str
+    options: Mapping[str, Any] = field(default_factory=dict)
     predicted: Interval | None = None
     measured: Interval | None = None
     reason: str = ""
+    seconds: Interval | None = None
     build_s: float = 0.0
+    build_bytes: int = 0
+    pays_after: int | None = None
+    ours: bool = False
 
+    @property
+    def change(self) -> str:
+        """Return the options as they stand in a call."""
+        given = dict(self.options)
+        if images := given.pop("images", None):
+            given["backend"] = f'H5(images="{images}")'
+        elif "backend" in given:
+            given["backend"] = f'"{given["backend"]}"'
+        if "device" in given:
+            given["device"] = f'"{given["device"]}"'
+        return ", ".join(f"{name}={value}" for name, value in given.items())
 
-@dataclass(frozen=True)
-class Stages:
-    """Holds what short runs of a loop's stages measured, in seconds a batch and in cores."""
+    @property
+    def code(self) -> str:
+        """Return the change as lines of Python, the last one a call; "" where there is none."""
+        lines = ["from backends.h5 import H5"] * ("images" in self.options)
+        if {"backend", "device"} & set(self.options) and not self.ours:
+            lines.append("from dataloaders import DataLoader")
+        return "\n".join([*lines, f"DataLoader(..., {self.change})"]) if self.options else ""
 
-    real: Interval  # the loop
-    step: Interval  # its step alone, on resident batches
-    loads: Sequence[float]  # preparing each of some batches alone, in one process
-    spread: float = 0.05  # the relative half width of their mean's interval
-    transfer: float = 0.0  # that the step waits for its copy; 0 if nothing is copied
-    pinned: bool = False  # whether it is copied from pinned memory: as fast as it can be
-    take: float = 0.0  # of the loop, to take a batch that a worker has ready
-    # That starting the loader's workers for each epoch takes; without workers, a first one.
-    starting: float = 0.0
-    apart: float = 1.0  # a worker's seconds for a batch over this process's
-    cached: float | None = None  # a batch from a cache over one of the dataset, in seconds
-    cached_apart: float = 1.0  # as ``apart``, for batches from a cache
-    uncached: str = ""  # why no cache can hold the samples
-    load_cores: float = 1.0  # the share of loads that wants a core; the rest waits
-    step_cores: float = 1.0  # that the step computes on
-    workers: int = 0  # of the loader
-    prefetch: int = 2  # of the loader
-    cores: int = 1  # that the loop may use
-    room: int | None = None  # batches that fit into the workers' shared memory; None: no limit
-    factor: float | None = None  # scale, where it is known
-
-    def seconds(
-        self, *, workers: int | None = None, prefetch: int | None = None, hidden: bool = False
-    ) -> Interval:
-        """Return the predicted seconds a batch with other workers, or with copies ``hidden``."""
-        workers = self.workers if workers is None else workers
-        prefetch = prefetch or self.prefetch
-        copy = self.transfer
-        quickest = copy if self.pinned else copy / _PINNED_GAINS
-        scale, ends = self.scale, []
-        usual = scale * (self.apart if workers and not self.workers else 1.0)
-        for step, load, competing, beside in (
-            (self.step.low, min(1.0, usual) * (1 - self.spread), 0.0, quickest),
-            (self.step.estimate, usual, _COMPETING, copy),
-            (self.step.high, max(1.0, usual) * (1 + self.spread), 1.0, copy),
-        ):
-            # Beside the step, copies wait for each other still.
-            own = max(step, beside) if hidden else step + copy
-            took = self._seconds(workers, prefetch, load, own, competing)
-            ends.append(took + self.started(workers))
-        low, estimate, high = ends
-        return Interval(min(low, estimate), estimate, max(estimate, high))
-
-    def started(self, workers: int) -> float:
-        """Return the seconds a batch that starting ``workers`` for each epoch takes.
-
-        The first one takes as long as three others: the loop waits for it.
-        """
-        return self.starting * (2 + workers) / (2 + max(1, self.workers)) if workers else 0.0
-
-    def speedup(self, **change: Any) -> Interval:
-        """Return real / predicted."""
-        return self.gain(self.seconds(**change))
-
-    def gain(self, took: Interval, more: float = 0.0) -> Interval:
-        """Return real / (``took`` + ``more``)."""
-        real, low = self.real, max(1e-9, took.low + more)
-        return Interval(
-            real.low / (took.high + more), real.estimate / (took.estimate + more), real.high / low
-        )
-
-    @cached_property
-    def scale(self) -> float:
-        """How much longer preparation takes in the loop than alone; 1 if the loop does not tell."""
-        if self.factor is not None:
-            return self.factor
-        step, real = (
-            self.step.estimate + self.transfer,
-            self.real.estimate - self.started(self.workers),
-        )
-
-        def modelled(scale: float) -> float:
-            return self._seconds(self.workers, self.prefetch, scale, step, 0.0)
-
-        low, high = 0.2, 20.0
-        if not modelled(low) * 1.01 < real:
-            return 1.0
-        for _ in range(20):
-            middle = math.sqrt(low * high)
-            below = modelled(middle) < real
-            low, high = (middle, high) if below else (low, middle)
-        return math.sqrt(low * high)
-
-    def _seconds(
-        self, workers: int, prefetch: int, scale: float, step: float, competing: float
-    ) -> float:
-        wanted = min(workers, self.cores) * self.load_cores + self.step_cores
-        slower = 1 + competing * max(0.0, wanted / self.cores - 1) if workers else 1.0
-        # Workers that keep up are idle for a part of the time, and then compete for nothing.
-        mean = sum(self.loads) / len(self.loads) * scale
-        busy = min(1.0, mean / max(1e-9, workers * step)) if workers else 0.0
-        slower = 1 + (slower - 1) * busy
-        loads = [load * scale * slower for load in self.loads]
-        took = seconds_per_batch(
-            loads,
-            [step * slower],
-            workers=workers,
-            prefetch=prefetch,
-            overhead=Overhead(take=self.take),
-        )
-        computed = mean * self.load_cores + self.step.estimate * self.step_cores
-        return max(took, computed / self.cores) if workers else took
+    @property
+    def costs(self) -> str:
+        """Return what its cache takes, in a few words; "" if it needs none."""
+        if not self.build_s:
+            return ""
+        text = f"built once: about {self.build_s:.0f} s, {self.build_bytes / 2**20:,.0f} MiB"
+        if self.pays_after is None:
+            return text
+        return f"{text}, pays after {self.pays_after} epoch{'s' * (self.pays_after != 1)}"
 
 
 def candidates(
@@ -191,6 +119,7 @@ def candidates(
     batch: int,
     batches: int | None,
     random: bool,
+    runs: bool = False,
 ) -> tuple[Candidate, ...]:
     """Return every candidate, those that are out last, the most promising first.
 
@@ -201,10 +130,12 @@ def candidates(
         batch: samples of a batch.
         batches: of an epoch, if that is known.
         random: whether the dataset draws random numbers.
+        runs: whether there is time to run a loader for some seconds.
     """
-    found = [*_queues(stages), *_prefetch(loader, stages), _dali(loader, stages)]
+    found = [*_queues(stages), *_prefetch(loader, stages), _dali(loader, stages, by_call, runs)]
     found += _cached(loader, stages, by_call, batch, batches or 0, random)
-    return tuple(sorted(found, key=lambda one: -_gain(one)))
+    ours = isinstance(loader, OurLoader)
+    return tuple(replace(one, ours=ours) for one in sorted(found, key=lambda one: -_gain(one)))
 
 
 def best_of(found: Sequence[Candidate]) -> Candidate | None:
@@ -218,12 +149,12 @@ def best_of(found: Sequence[Candidate]) -> Candidate | None:
         gain, tried = one.measured or one.predicted, one.measured
         return gain is not None and gain.low > 1 and (not tried or tried.estimate >= _GAINS)
 
-    usable = [one for one in found if one.change and not one.reason and gains(one)]
+    usable = [one for one in found if one.options and not one.reason and gains(one)]
     best = max(usable, key=_gain, default=None)
     if best is None or _gain(best) < _GAINS:
         return None
     near = [one for one in usable if _gain(one) * _ALIKE >= _gain(best)]
-    return min(near, key=lambda one: ("h5" in one.name, "+" in one.name, -_gain(one)))
+    return min(near, key=lambda one: (one.build_s > 0, len(one.options), -_gain(one)))
 
 
 def backend_of(loader: Any) -> str:
@@ -234,34 +165,38 @@ def backend_of(loader: Any) -> str:
     return wanted if isinstance(wanted, str) else wanted.name
 
 
-def settings_of(loader: Any, change: str = "", cache: str | None = None) -> Settings | None:
-    """Return the loader's settings after a candidate's change; None for h5 without a ``cache``."""
-    options = dict(each.split("=") for each in change.partition("  #")[0].split(", ") if each)
-    name = options.get("backend", backend_of(loader)).strip('"')
+def settings_of(
+    loader: Any, options: Mapping[str, Any], cache: str | None = None
+) -> Settings | None:
+    """Return the loader's settings with a candidate's options; None for h5 without a ``cache``."""
+    name = options.get("backend", backend_of(loader))
     own = loader.backend if isinstance(loader, OurLoader) else None
     if "backend" not in options and isinstance(own, Backend):
         backend: Any = own
     elif name == "h5":
         if cache is None:
             return None
-        backend = registry.load("h5")(path=cache)  # type: ignore[call-arg]
+        backend = registry.load("h5")(path=cache, images=options.get("images"))  # type: ignore[call-arg]
         if "device" in options:
             backend = registry.load("prefetch")(inner=backend)  # type: ignore[call-arg]
     else:
         backend = registry.load(name)()
-    workers = int(options.get("num_workers", loader.num_workers))
-    prefetch = int(options.get("prefetch_factor", loader.prefetch_factor or 2))
+    workers = options.get("num_workers", loader.num_workers)
+    prefetch = options.get("prefetch_factor", loader.prefetch_factor or 2)
     return Settings(workers, prefetch if workers else None, loader.pin_memory, backend)
 
 
-def variant_of(loader: Any, candidate: Candidate, cache: str | None = None) -> Any:
-    """Return ``loader`` with the change, on its own samplers; None for h5 without a ``cache``."""
-    usable = candidate.change and not candidate.reason
-    settings = settings_of(loader, candidate.change, cache) if usable else None
+def variant_of(loader: Any, options: Mapping[str, Any], cache: str | None = None) -> Any:
+    """Return ``loader`` with the options, on its own samplers; None for h5 without a ``cache``."""
+    settings = settings_of(loader, options, cache)
     if settings is None:
         return None
     device = getattr(loader, "device", None)
     return Variants(wrap(loader, backend=settings.backend, device=device)).make(settings, 60.0)
+
+
+def _to(stages: Stages, name: str, took: Interval, **options: Any) -> Candidate:
+    return Candidate(name, options, stages.gain(took), seconds=took)
 
 
 def _queues(stages: Stages) -> Iterator[Candidate]:
@@ -274,42 +209,45 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
     usual = stages.seconds()
     now = usual.estimate
     floor = stages.step.estimate + stages.transfer + stages.take + stages.started(own)
-    keeps_up = now <= _ALIKE * floor
-    took: dict[int, float] = {}
+    keeps_up = now <= _ALIKE * (floor + stages.contention)
+    took: dict[int, Interval] = {}
     for count in range(own + 1, most + 1):
-        took[count] = stages.seconds(workers=count).estimate
-        if took[count] <= _ALIKE * floor:
+        took[count] = stages.seconds(workers=count)
+        if took[count].estimate <= _ALIKE * floor:
             break
-    least = min(took.values(), default=math.inf)
-    more = next((n for n in took if took[n] <= least * _ALIKE), own)
-    if took.get(more, math.inf) < now / _ALIKE:
-        yield Candidate("workers", f"num_workers={more}", stages.speedup(workers=more))
+    least = min((each.estimate for each in took.values()), default=math.inf)
+    more = next((n for n in took if took[n].estimate <= least * _ALIKE), own)
+    if least < now / _ALIKE:
+        yield _to(stages, "workers", took[more], num_workers=more)
     else:
         text = f"{own} workers and the step share {stages.cores} cores: more cores are missing"
         if keeps_up:
             text = "the workers that there are keep up with the step"
         elif stages.room is not None and stages.room // stages.prefetch <= own:
             text = f"shared memory has room for {stages.room} batches; a larger /dev/shm is missing"
-        yield Candidate("workers", "", reason=text)
-    best = more if took.get(more, math.inf) < now else own
+        yield Candidate("workers", reason=text)
+    fewer = {n: stages.seconds(workers=n) for n in range(1, own) if stages.contention}
+    fewest = min(fewer, key=lambda n: fewer[n].estimate, default=own)
+    if fewest < own and fewer[fewest].estimate < now / _ALIKE:
+        yield _to(stages, "fewer workers", fewer[fewest], num_workers=fewest)
+    best = more if least < now else own
     larger = replace(stages, cores=2 * stages.cores, factor=stages.scale)
     there = larger.seconds(workers=max(1, 2 * best))
     if stages.seconds(workers=best).estimate > _GAINS * there.estimate and not keeps_up:
-        yield Candidate("more cores", "", stages.gain(there))
+        yield _to(stages, "more cores", there)
     if own == 0:
         return
     kept = Interval(*(max(1e-9, end - stages.started(own)) for end in (usual.low, now, usual.high)))
     if kept.estimate * _ALIKE < now:
-        yield Candidate("persistent_workers", "persistent_workers=True", stages.gain(kept))
+        yield _to(stages, "persistent_workers", kept, persistent_workers=True)
     longer = stages.seconds(prefetch=_LONGEST_QUEUE)
     if stages.room is not None and own * _LONGEST_QUEUE > stages.room:
-        yield Candidate("prefetch_factor", "", reason="shared memory has no room for longer queues")
+        yield Candidate("prefetch_factor", reason="shared memory has no room for longer queues")
     elif longer.estimate * _ALIKE < now:
-        change = f"prefetch_factor={_LONGEST_QUEUE}"
-        yield Candidate("prefetch_factor", change, stages.gain(longer))
+        yield _to(stages, "prefetch_factor", longer, prefetch_factor=_LONGEST_QUEUE)
     else:
         text = "batches take alike long: longer queues even out nothing"
-        yield Candidate("prefetch_factor", "", reason=text)
+        yield Candidate("prefetch_factor", reason=text)
 
 
 def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
@@ -319,34 +257,39 @@ def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
     elif not stages.transfer:
         reason = "batches are not copied to a device: there is no copy to hide"
     if reason:
-        yield Candidate("prefetch", "", reason=reason)
+        yield Candidate("prefetch", reason=reason)
         return
-    yield Candidate("prefetch", 'backend="prefetch"', stages.speedup(hidden=True))
+    yield _to(stages, "prefetch", stages.seconds(hidden=True), backend="prefetch")
     for each in _queues(stages):
-        if each.name == "workers" and each.change:
-            gain = stages.speedup(workers=int(each.change.partition("=")[2]), hidden=True)
-            yield Candidate("workers + prefetch", f'{each.change}, backend="prefetch"', gain)
+        if each.name == "workers" and each.options:
+            took = stages.seconds(workers=each.options["num_workers"], hidden=True)
+            yield _to(stages, "workers + prefetch", took, **each.options, backend="prefetch")
 
 
-def _dali(loader: Any, stages: Stages) -> Candidate:
-    if not torch.cuda.is_available():
-        return Candidate("dali", "", reason="torch sees no CUDA device on which DALI could decode")
-    reason = _obstacle(loader, "dali")
-    if reason:
-        return Candidate("dali", "", reason=reason)
-    change = Candidate("dali", 'backend="dali"')
+def _dali(loader: Any, stages: Stages, by_call: Mapping[str, float], runs: bool) -> Candidate:
+    """Return it as its loader runs without the step: on a device beside it, else on its cores."""
+    short = "it has to run for some seconds, and this check has too short a budget"
+    reason = "" if runs else short
+    if "decode" not in by_call:
+        reason = "no images are decoded by Pillow or torchvision.io, which it would do"
+    if reason := reason or _obstacle(loader, "dali"):
+        return Candidate("dali", reason=reason)
+    # Without workers the dataset's code would keep the loop's thread.
+    workers = {} if loader.num_workers else {"num_workers": 1}
+    options: dict[str, Any] = {**workers, "backend": "dali"}
     try:
-        alone = driven(
-            observe(variant_of(loader, change), stepping=False, seconds=_DALI_S), lambda batch: None
-        ).seconds_per_batch
+        trial = observe(variant_of(loader, options), stepping=False, seconds=_DALI_S)
+        seen = driven(trial, lambda batch: None)
     except Exception as error:  # what a third library raises for a loader that it was not made for
-        return replace(change, reason=last_line(error))
-    step = stages.step
-    # Beside the step, or one after the other on the same device.
-    took = Interval(
-        max(step.low, alone.low), max(step.estimate, alone.estimate), step.high + alone.high
-    )
-    return replace(change, predicted=stages.gain(took))
+        return Candidate("dali", reason=last_line(error))
+    step, alone = stages.step, seen.seconds_per_batch
+    if torch.cuda.is_available():
+        # Beside the step, or one after the other on the same device.
+        estimate = max(step.estimate, alone.estimate)
+        took = Interval(max(step.low, alone.low), estimate, step.high + alone.high)
+    else:
+        took = stages.ahead(alone, seen.cpu_per_batch / alone.estimate)
+    return _to(stages, "dali", took, **options)
 
 
 def _cached(
@@ -357,10 +300,7 @@ def _cached(
     batches: int,
     random: bool,
 ) -> Iterator[Candidate]:
-    """Yield h5, and pairs with it."""
-    from dataloaders.cache import estimate
-    from dataloaders.cache.format.disk import size_of
-
+    """Yield h5, pairs with it, and smaller caches."""
     chains = [chain.members for chain in find_chains(loader.dataset)]
     live: set[str] = set()  # from the first one of a chain on that no cache can hold
     for members in chains:
@@ -368,52 +308,66 @@ def _cached(
         live |= {member.name for member in random_on}
     whole = sum(by_call.values()) or 1e-9
     live_s = sum(seconds for call, seconds in by_call.items() if call in live)
-    reason = ""
-    if random and not live:
+    reason = _obstacle(loader, "h5")
+    if not reason and random and not live:
         reason = "its samples are random, and no chain of transforms was found to keep live"
     elif live_s > whole / _GAINS:
-        reason = "what is random, or code of your own, comes first: next to nothing could be cached"
+        reason = reason or "what is random, or your own code, comes first: little could be cached"
     if reason := reason or stages.uncached:
-        yield Candidate("h5", "", reason=reason)
+        yield Candidate("h5", reason=reason)
         return
-    if whole > LONGEST_SAMPLE_S:  # reading some more would take long
-        build_s = (whole - live_s) * batch * batches / stages.cores
-        costs = f"  # built once: about {build_s:.0f} s"
-    else:
-        try:
-            context = loader.multiprocessing_context
-            told = estimate(loader.dataset, "train.h5", multiprocessing_context=context)
-        except Exception as error:  # the dataset's own, or why no cache can hold it
-            yield Candidate("h5", "", reason=last_line(error))
-            return
-        if told.low_needed > told.disk_free:
-            room = f"the disk has no room for {size_of(told.disk_needed)}; a larger one is missing"
-            yield Candidate("h5", "", reason=room)
-            return
-        build_s = told.seconds
-        costs = f"  # built once: {build_s:.0f} s, {size_of(told.bytes)}"
     rest = max(0.0, sum(stages.loads) / len(stages.loads) - batch * whole)  # collation, sending
+    raw_bytes = math.inf
+    for images in stages.cached or ("",):
+        name, how = (f"h5 ({images})", {"images": images}) if images else ("h5", {})
+        if whole > LONGEST_SAMPLE_S:  # reading some more would take long
+            samples = batch * batches
+            cost = (whole - live_s) * samples / stages.cores, int(stages.sample_bytes * samples)
+        elif isinstance(found := _estimated(loader, images), str):
+            yield Candidate(name, reason=found)
+            continue
+        else:
+            cost = found
+        if images and 2 * cost[1] > raw_bytes:
+            continue
+        raw_bytes = min(raw_bytes, cost[1])
+        share, apart = stages.cached.get(images, (0.0, 1.0))
+        loads = [
+            load * share if stages.cached else (load - rest) * live_s / whole + rest
+            for load in stages.loads
+        ]
+        left = min(1.0, sum(loads) / sum(stages.loads)) * stages.contention
+        then = replace(stages, loads=loads, apart=apart, factor=stages.scale, contention=left)
+        first = then.seconds()
+        ways: list[tuple[str, Interval, Mapping[str, Any]]] = [(name, first, {})]
+        if not images and stages.transfer and not _obstacle(loader, "prefetch"):
+            ways.append(("h5 + prefetch", then.seconds(hidden=True), {"device": "cuda"}))
+        for each in () if images else _queues(then):
+            took = each.seconds or first
+            if each.name == "workers" and took.estimate * _ALIKE < first.estimate:
+                ways.append(("h5 + workers", took, each.options))
+        for called, took, more in ways:
+            saved = (stages.real.estimate - took.estimate) * batches
+            pays_after = math.ceil(cost[0] / saved) if saved > 0 else None
+            one = _to(stages, called, took, **more, backend="h5", **how)
+            yield replace(one, build_s=cost[0], build_bytes=cost[1], pays_after=pays_after)
 
-    if stages.cached is None:
-        loads = [(load - rest) * live_s / whole + rest for load in stages.loads]
-    else:
-        loads = [load * stages.cached for load in stages.loads]
-    then = replace(stages, loads=loads, apart=stages.cached_apart, factor=stages.scale)
-    took = then.seconds()
-    saved = (stages.real.estimate - took.estimate) * batches
-    if saved > 0:
-        epochs = math.ceil(build_s / saved)
-        costs += f", paid for after {epochs} epoch{'s' * (epochs != 1)}"
-    cached = Candidate("h5", f'backend="h5"{costs}', stages.gain(took), build_s=build_s)
-    yield cached
-    if stages.transfer and not _obstacle(loader, "prefetch"):
-        gain = then.speedup(hidden=True)
-        change = f'backend="h5", device="cuda"{costs}'
-        yield Candidate("h5 + prefetch", change, gain, build_s=build_s)
-    for each in _queues(then):
-        if each.name == "workers" and _gain(each) > _ALIKE * _gain(cached):
-            change = f'{each.change}, backend="h5"{costs}'
-            yield replace(each, name="h5 + workers", change=change, build_s=build_s)
+
+def _estimated(loader: Any, images: Any) -> tuple[float, int] | str:
+    """Return the seconds and the bytes of a cache of the dataset, or why there can be none."""
+    from dataloaders.cache import estimate
+    from dataloaders.cache.format.disk import size_of
+
+    context = loader.multiprocessing_context
+    try:
+        found = estimate(
+            loader.dataset, "train.h5", images=images or None, multiprocessing_context=context
+        )
+    except Exception as error:  # the dataset's own, or why no cache can hold it
+        return last_line(error)
+    if found.low_needed > found.disk_free:
+        return f"the disk has no room for {size_of(found.disk_needed)}; a larger one is missing"
+    return found.seconds, found.bytes
 
 
 def _obstacle(loader: Any, name: str) -> str:
@@ -425,5 +379,5 @@ def _obstacle(loader: Any, name: str) -> str:
 
 
 def _gain(candidate: Candidate) -> float:
-    gain = candidate.predicted
+    gain = candidate.measured or candidate.predicted
     return 0.0 if gain is None or candidate.reason else gain.estimate

@@ -26,7 +26,7 @@ from torch.utils.data._utils import worker as torch_worker
 from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in, to_device
 from dataloaders.errors import CheckError
 from dataloaders.machine import resources
-from dataloaders.measuring.clocks import Clock, clock_of, cpu_seconds
+from dataloaders.measuring.clocks import Clock, clock_of, cpu_seconds, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, interval_of, ratio_draws
 from dataloaders.observing import started_quietly
@@ -148,6 +148,7 @@ def observe(
     Whatever the loader raises passes through. The loader's workers have ended when this returns or
     raises, or is closed. ``clock`` is the step's; None: that of the device in use.
     """
+    now = host_time_of(clock).now
     with _opened(loader) as (feed, workers):
 
         def take() -> Batch:
@@ -155,9 +156,9 @@ def observe(
             return batch if feed.copies_to is None else to_device(batch, feed.copies_to)
 
         count, warmed = loader.num_workers, 1
-        began = time.perf_counter()
+        began = now()
         batch = take()
-        startup_s = time.perf_counter() - began
+        startup_s = now() - began
         batch_bytes = nbytes(batch)
         held = [_copy(batch)] if keep else []
         if stepping:
@@ -165,7 +166,7 @@ def observe(
         # Not yet the steady state: what workers made while nobody took anything. Without a step the
         # queue is empty again after one batch of each; a step may find it full.
         while warmed <= (count * (loader.prefetch_factor or 0 if stepping else 1) or feed.ahead):
-            if time.perf_counter() - began > startup_s + seconds / 3:
+            if now() - began > startup_s + seconds / 3:
                 break
             batch, warmed = take(), warmed + 1
             if stepping:
@@ -175,15 +176,15 @@ def observe(
         # A batch that takes longer than a whole trial is not measured more often than needed.
         slow = [(startup_s, 1)] if count == 0 and not stepping and startup_s > seconds else []
         waits: list[float] = []
-        samples, start = 0, time.perf_counter()
+        samples, start = 0, now()
         cpu = time.process_time() + cpu_seconds(processes)
-        while len(marks) + len(slow) < 2 or time.perf_counter() - start < seconds:
-            taken, begin, began = 0, clock.mark(), time.perf_counter()
+        while len(marks) + len(slow) < 2 or now() - start < seconds:
+            taken, begin, began = 0, clock.mark(), now()
             # Workers that started together may go on delivering together: a block has turns of all.
-            while taken % max(1, count) or time.perf_counter() - began < seconds / _BLOCKS:
-                before = time.perf_counter()
+            while taken % max(1, count) or now() - began < seconds / _BLOCKS:
+                before = now()
                 batch = take()
-                waits.append(time.perf_counter() - before)
+                waits.append(now() - before)
                 taken += 1
                 samples += samples_in(batch) or 1
                 if stepping:

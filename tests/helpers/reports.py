@@ -56,18 +56,19 @@ def a_report(**changes):
             Call(HOSTILE, 0.0004, 0.11),
         ),
         "candidates": (
+            Candidate("workers", {"num_workers": 2}, about(1.9), about(1.8)),
             Candidate(
-                "more workers", 'DataLoader(..., num_workers="auto")', about(1.9), about(1.8)
+                *("h5", {"backend": "h5"}, about(3.4, 0.1), about(3.1), "", about(0.0099, 0.1)),
+                *(12.0, 400 << 20, 3),
             ),
-            Candidate("h5", 'DataLoader(..., backend="h5")', about(3.4, 0.1), about(3.1)),
-            Candidate("dali", "", None, None, "no GPU, and two cores are taken"),
+            Candidate("dali", reason="no GPU, and two cores are taken"),
         ),
         "findings": (
             Finding(
                 "item",
                 f"`loss.item()` waits for the device {HOSTILE}",
                 f"{__file__}:1",
-                "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+                "The guide: Syncs, https://docs.pytorch.org/tutorials/recipes/tuning_guide.html",
                 about(0.0011),
                 anyway=True,
             ),

@@ -52,7 +52,8 @@ def change_of(report: Report) -> tuple[str, str]:
     if best is None or gain is None:
         return "", report.advice[0] if report.advice else ""
     how = "measured" if best.measured else "predicted"
-    return best.change, f"{best.name}: {times(gain)} as fast, {how}"
+    costs = f"; {best.costs}" if best.costs else ""
+    return best.code, f"{best.name}: {times(gain)} as fast, {how}{costs}"
 
 
 def findings_of(report: Report) -> list[Finding]:
@@ -111,15 +112,16 @@ def arms(report: Report) -> Table:
 
 
 def stalls(report: Report) -> Table:
-    """Return what the loop loses, by cause; none where the step is the limit."""
+    """Return what the loop loses, by cause; where the step is the limit, what that loses."""
     real = report.seconds_per_batch.get("real")
-    if real is None or report.verdict == "step-bound":
+    if real is None:
         return Table((), [])
-    tells = {cause.name: cause.tells for cause in (*STALLS, FETCH, LAUNCH)}
+    causes = (LAUNCH,) if report.verdict == "step-bound" else (*STALLS, FETCH, LAUNCH)
+    tells = {cause.name: cause.tells for cause in causes}
     rows = [
-        (name, milliseconds(lost), f"{lost / real.estimate:.0%}", tells.get(name, ""))
-        for name, found in in_order(report.stalls, tells)
-        if (lost := found.estimate) > 0
+        (name, milliseconds(lost), f"{lost / real.estimate:.0%}", cause)
+        for name, cause in tells.items()
+        if name in report.stalls and (lost := report.stalls[name].estimate) > 0
     ]
     return Table(("lost to", "ms a batch", "of the loop", "what it is"), rows)
 
@@ -158,11 +160,15 @@ def preparation(report: Report) -> Table:
 
 def candidates(report: Report) -> Table:
     """Return what could be changed, with what it gains or why not."""
+    tried = any(one.measured for one in report.candidates)
     rows = []
     for one in report.candidates:
-        change = one.reason or (one.change and f"`{one.change}`")
-        rows.append((one.name, times(one.predicted), times(one.measured), change))
-    return Table(("what if", "predicted", "measured", "the change, or why not"), rows)
+        took = one.seconds and f"{milliseconds(one.seconds.estimate)} ({range_of(one.seconds)})"
+        change = one.reason or " ".join(filter(None, (one.change and f"`{one.change}`", one.costs)))
+        gains = (times(one.predicted), times(one.measured))
+        rows.append((one.name, took or "", *gains[: 1 + tried], change))
+    measured = ("measured",) * tried
+    return Table(("what if", "ms a batch", "predicted", *measured, "change, or why not"), rows)
 
 
 def compared(comparison: Comparison) -> Table:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
 
 _WHERE = re.compile(r"(.+\.py):(\d+)")
+_ADDRESS = re.compile(r"(?:([^,]*), )?(https?://[^\s&]+)")  # with its title
 
 
 def page(report: Report, comparison: Comparison | None = None) -> str:
@@ -33,7 +34,7 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
     names = ("arms", "stalls", "waits", "slow", "preparation", "candidates")
     change, why = contents.change_of(report)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["code"] = _code
+    environment.filters.update(code=_code, linked=_linked)
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         report=report,
@@ -53,6 +54,12 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
 def _code(text: str) -> Markup:
     """Return text with what stands between backquotes as code."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _linked(text: str) -> Markup:
+    """Return text with addresses as links: of "Title, https://..." the title is one."""
+    link = _ADDRESS.sub(lambda m: f'<a href="{m[2]}">{m[1] or m[2]}</a>', str(escape(text)))
+    return Markup(link)
 
 
 def _line_at(where: str) -> str:

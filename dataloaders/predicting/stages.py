@@ -1,0 +1,154 @@
+"""A loop's stages, measured one by one, and its seconds a batch after a change of them.
+
+    step, copy, samples: each measured alone ──> queue model ──> seconds of the loop as it is
+                                                   │             (scaled to what was measured)
+    workers, prefetch, rows of a cache, DALI ──────┴───────────> seconds after it; the speed-up
+
+An interval spans the samples' and the step's own intervals, the model with and without the scale
+that makes it agree with the loop, and steps and workers that compete for cores or do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from dataloaders.measuring.intervals import Interval
+from dataloaders.predicting.model import Overhead, seconds_per_batch
+
+_PINNED_GAINS = 5.0  # from pinned memory a copy is at most so many times as fast
+_COMPETING = 0.5  # of the steps beside workers, when both want all cores
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Holds what short runs of a loop's stages measured, in seconds a batch and in cores."""
+
+    real: Interval  # the loop
+    step: Interval  # its step alone, on resident batches
+    loads: Sequence[float]  # preparing each of some batches alone, in one process
+    spread: float = 0.05  # the relative half width of their mean's interval
+    transfer: float = 0.0  # that the step waits for its copy; 0 if nothing is copied
+    pinned: bool = False  # whether it is copied from pinned memory: as fast as it can be
+    take: float = 0.0  # of the loop, to take a batch that a worker has ready
+    # That starting the loader's workers for each epoch takes; without workers, a first one.
+    starting: float = 0.0
+    apart: float = 1.0  # a worker's seconds for a batch over this process's
+    # How images are stored ("": raw) -> a batch from such a cache over one of the dataset, in
+    # seconds, and what ``apart`` is for batches from it.
+    cached: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    uncached: str = ""  # why no cache can hold the samples
+    sample_bytes: float = 0.0  # of a sample in a batch
+    load_cores: float = 1.0  # the share of loads that wants a core; the rest waits
+    step_cores: float = 1.0  # that the step computes on
+    contention: float = 0.0  # that workers slow the step down by
+    workers: int = 0  # of the loader
+    prefetch: int = 2  # of the loader
+    cores: int = 1  # that the loop may use
+    overlaps: bool = False  # whether, without workers, batches are made beside a device's work
+    room: int | None = None  # batches that fit into the workers' shared memory; None: no limit
+    factor: float | None = None  # scale, where it is known
+
+    def seconds(
+        self, *, workers: int | None = None, prefetch: int | None = None, hidden: bool = False
+    ) -> Interval:
+        """Return the predicted seconds a batch with other workers, or with copies ``hidden``."""
+        workers = self.workers if workers is None else workers
+        prefetch = prefetch or self.prefetch
+        copy = self.transfer
+        quickest = copy if self.pinned else copy / _PINNED_GAINS
+        scale, ends = self.scale, []
+        usual = scale * (self.apart if workers and not self.workers else 1.0)
+        # Of what workers slow the step down by, fewer of them leave none, a part, or all of it.
+        kept = min(1.0, workers / max(1, self.workers))
+        compete = 0.0 if self.contention and workers <= self.workers else _COMPETING
+        for step, load, competing, slowed, beside in (
+            (self.step.low, min(1.0, usual) * (1 - self.spread), 0.0, kept // 1, quickest),
+            (self.step.estimate, usual, compete, kept, copy),
+            (self.step.high, max(1.0, usual) * (1 + self.spread), 1.0, 1.0, copy),
+        ):
+            step += slowed * self.contention
+            # Beside the step, copies wait for each other still.
+            own = (max(step, beside), 0.0) if hidden else (step, copy)
+            took = self._seconds(workers, prefetch, load, *own, competing)
+            ends.append(took + self.started(workers))
+        low, estimate, high = ends
+        return Interval(min(low, estimate), estimate, max(estimate, high))
+
+    def started(self, workers: int) -> float:
+        """Return the seconds a batch that starting ``workers`` for each epoch takes.
+
+        The first one takes as long as three others: the loop waits for it.
+        """
+        return self.starting * (2 + workers) / (2 + max(1, self.workers)) if workers else 0.0
+
+    def ahead(self, alone: Interval, cores: float) -> Interval:
+        """Return the seconds a batch if a thread makes batches ahead of the step, on its cores.
+
+        Without a step it takes ``alone`` seconds for one, of which it computes on ``cores``.
+        """
+        workers = max(1, self.workers)
+        spread = alone.half_width / alone.estimate
+        one_queue = replace(self, workers=1, loads=[alone.estimate], spread=spread, apart=1.0)
+        own = replace(one_queue, load_cores=cores, take=0.0, starting=0.0, factor=1.0).seconds()
+        return plus(own, self.started(workers))
+
+    def gain(self, took: Interval) -> Interval:
+        """Return how many times as fast the loop is where a batch takes ``took``."""
+        return ratio(self.real, took)
+
+    @cached_property
+    def scale(self) -> float:
+        """How much longer preparation takes in the loop than alone; 1 if the loop does not tell."""
+        if self.factor is not None:
+            return self.factor
+        step, copy = self.step.estimate + self.contention, self.transfer
+        real = self.real.estimate - self.started(self.workers)
+
+        def modelled(scale: float) -> float:
+            return self._seconds(self.workers, self.prefetch, scale, step, copy, 0.0)
+
+        low, high = 0.2, 20.0
+        if not modelled(low) * 1.01 < real:
+            return 1.0
+        for _ in range(20):
+            middle = math.sqrt(low * high)
+            below = modelled(middle) < real
+            low, high = (middle, high) if below else (low, middle)
+        return math.sqrt(low * high)
+
+    def _seconds(
+        self, workers: int, prefetch: int, scale: float, step: float, copy: float, competing: float
+    ) -> float:
+        wanted = min(workers, self.cores) * self.load_cores + self.step_cores
+        slower = 1 + competing * max(0.0, wanted / self.cores - 1) if workers else 1.0
+        # Workers that keep up are idle for a part of the time, and then compete for nothing.
+        mean = sum(self.loads) / len(self.loads) * scale
+        if self.overlaps and not workers:
+            return max(mean, step) + copy  # which comes after the step before it
+        step += copy
+        busy = min(1.0, mean / max(1e-9, workers * step)) if workers else 0.0
+        slower = 1 + (slower - 1) * busy
+        loads = [load * scale * slower for load in self.loads]
+        took = seconds_per_batch(
+            loads,
+            [step * slower],
+            workers=workers,
+            prefetch=prefetch,
+            overhead=Overhead(take=self.take),
+        )
+        computed = mean * self.load_cores + self.step.estimate * self.step_cores
+        return max(took, computed / self.cores) if workers else took
+
+
+def plus(seconds: Interval, more: float) -> Interval:
+    """Return ``seconds`` and ``more``."""
+    return Interval(seconds.low + more, seconds.estimate + more, seconds.high + more)
+
+
+def ratio(above: Interval, below: Interval) -> Interval:
+    """Return above / below, as far apart as their ends allow."""
+    low = max(1e-9, below.low)
+    return Interval(above.low / below.high, above.estimate / below.estimate, above.high / low)
