@@ -171,12 +171,14 @@ class Column:
         """Return the column in this part."""
         return self.files.readers(part)[self._number]
 
-    def packed_bytes(self) -> int | None:
-        """Return what its values take in all files, if some are compressed; opens all of them."""
+    def compressed(self) -> tuple[str, int] | None:
+        """Return the codec, and the bytes of the values in all files; opens all of them.
+
+        None: they are compressed in none.
+        """
         columns = [self.of(part) for part, _, _ in self.files.between(0, self.files.rows)]
-        if all(column.entry.packing is None for column in columns):
-            return None
-        return sum(column.stored_bytes() for column in columns)
+        codecs = [each.entry.packing.codec for each in columns if each.entry.packing is not None]
+        return (codecs[0], sum(each.stored_bytes() for each in columns)) if codecs else None
 
     def cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
         """As `ColumnReader.cell`."""
