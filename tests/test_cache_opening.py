@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, Subset
+from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from backends.h5 import H5
@@ -121,6 +122,33 @@ def test_rows_of_what_only_has_another_text_are_read_if_that_is_accepted(path, t
     with pytest.raises(CacheError, match="length: 12 when it was built, 2 now") as found:
         precompute(Subset(Pictures(tmp_path), [0, 1]), path)
     assert "pass expect" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (v2.ToDtype(torch.float32, scale=True), v2.ToDtype(torch.float16, scale=True)),
+        (v2.ConvertImageDtype(torch.float32), v2.ConvertImageDtype(torch.float64)),
+        (v2.Pad(1, fill={torch.Tensor: 3}), v2.Pad(1, fill={torch.Tensor: 4})),
+        *(
+            (
+                lib.LinearTransformation(torch.eye(243), torch.zeros(243)),
+                lib.LinearTransformation(torch.eye(243), torch.arange(243.0) // 242),
+            )
+            for lib in (v1, v2)
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The transform `Convert:UserWarning")
+def test_options_that_torchvision_does_not_print_are_compared(tmp_path, before, after):
+    dataset = Pictures(tmp_path)
+    for each in (before, after):
+        dataset.transform = v2.Compose([v1.ToTensor(), each, v2.CenterCrop(8)])
+        if each is before:
+            precompute(dataset, tmp_path / "a.h5", num_workers=0)
+            assert len(precompute(dataset, tmp_path / "a.h5")) == 12
+    with pytest.raises(CacheError, match=r"head: .* when it was built, .* now"):
+        precompute(dataset, tmp_path / "a.h5")
 
 
 class Files(Dataset[Any]):
