@@ -159,9 +159,7 @@ class Images:
         return Trailing(out, self._floats.steps) if rows.puts_off and self._floats else out
 
 
-def _fill(
-    out: torch.Tensor, moved: Sequence[_Moved], way: Way | None, outside: bool = True
-) -> None:
+def _fill(out: torch.Tensor, moved: Sequence[_Moved], way: Way | None, outside: bool) -> None:
     """Fill ``out`` with the windows; with what ``way`` makes of their bytes, if there is one.
 
     ``outside``: whether a window may extend beyond its image.

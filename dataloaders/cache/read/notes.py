@@ -29,7 +29,8 @@ from dataloaders.observing.opened import Files, add, unchanged
 _LARGEST = 1 << 28  # bytes of a pickle: to hash more takes longer than to read some samples
 _OBJECTS = 100  # of the dataset, whose attributes may name files
 _KEPT = 8  # notes of one cache: of other live transforms, other versions of the user's code
-_VERSIONED = {*sys.stdlib_module_names, "torch", "torchvision", "PIL", "numpy"}
+# Packages whose versions `others` has, and this one, which makes no samples.
+_VERSIONED = {*sys.stdlib_module_names, "torch", "torchvision", "PIL", "numpy", "dataloaders"}
 
 
 class Note:
@@ -103,7 +104,7 @@ class _State(pickle.Pickler):
 
 
 def _files_of_modules() -> Files:
-    """Return the files of all modules but Python's own and those whose versions are known."""
+    """Return the files of all modules but Python's own and those in `_VERSIONED`."""
     found: Files = {}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in _VERSIONED:
