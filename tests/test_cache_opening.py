@@ -3,6 +3,7 @@
 import ast
 import multiprocessing
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,21 @@ def test_without_a_path_nothing_is_read_where_nothing_changed(opened_before, mon
         assert opened(Files(folder)) == (rows, 0)
     assert opened(Files(folder), check="contents")[1] > 0
     assert opened(Files(folder)) == (rows, 0)
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(100 << 20, False), (300 << 20, True)])
+def test_without_a_path_what_a_dataset_holds_is_not_copied(opened_before, size, is_read):
+    """More than 256 MiB would take longer to hash than a few samples to read."""
+    folder, opened = opened_before
+    dataset = Files(folder)
+    dataset.held = np.zeros(size, np.uint8)
+    opened(dataset)
+    tracemalloc.start()
+    try:
+        assert bool(opened(dataset)[1]) == is_read
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def another_file(folder):

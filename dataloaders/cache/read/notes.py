@@ -78,7 +78,8 @@ class _State(pickle.Pickler):
     """Pickles into a hash, and notes the files and folders that attributes name."""
 
     def __init__(self) -> None:
-        super().__init__(self, protocol=5)
+        # Large arrays come as views: in the pickle they would be copied.
+        super().__init__(self, protocol=5, buffer_callback=lambda each: self.write(each.raw()))
         self.hash = hashlib.sha256()
         self.held: Files = {}
         self._bytes = self._objects = 0
@@ -90,6 +91,8 @@ class _State(pickle.Pickler):
         self.hash.update(data)
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, (torch.Tensor, np.ndarray)) and value.nbytes > _LARGEST:
+            raise pickle.PicklingError("too large, and copied if it is not contiguous")
         if isinstance(value, torch.Tensor):  # else with the address of its memory
             return np.asarray, (value.detach().cpu().numpy(),)
         if isinstance(value, (type, FunctionType)):
