@@ -107,8 +107,7 @@ def precompute(
             there. None: its class, length, transforms and classes are compared, and none is read.
         expect: entries of the fingerprint that a file that is there must have:
             ``{"torchvision": "0.29.2"}`` refuses one of another version. "dataset" and "head" count
-            in place of the dataset's: they accept rows of a class that has another name now, or of
-            transforms that a new torchvision prints in another way.
+            in place of the dataset's, to accept a renamed class or transforms printed otherwise.
         single_file: True: one file, copied from its parts, so that the disk has to hold the rows
             twice meanwhile. False: never. None: if all parts take less than 128 MiB.
 
