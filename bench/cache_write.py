@@ -53,6 +53,11 @@ def read_by(processes: int, dataset: Photos) -> None:
         one.join()
 
 
+def remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    shutil.rmtree(path.with_suffix(".parts"), ignore_errors=True)
+
+
 @on_one_thread
 @in_folder
 def run(scale: Scale, folder: Path) -> Result:
@@ -62,21 +67,16 @@ def run(scale: Scale, folder: Path) -> Result:
     files = sorted(photos.glob("*/*.jpg"))
     cores, path = usable_cores(), folder / "a.h5"
     square, any_shape = f"{side} x {side}", f"shorter side {side}"
-
-    def removed() -> None:
-        path.unlink(missing_ok=True)
-        shutil.rmtree(path.with_suffix(".parts"), ignore_errors=True)  # else they would be joined
-
     rows, data, met = [], {}, True
     for length, shape in ((few, any_shape), (few, square), (many, square)):
         dataset = Photos(files, length, side, crop=shape == square)
         ways: dict[str, Callable[[], object]] = {
-            # Removing files takes time; whichever way the round goes, none is there.
-            "removed before": removed,
+            # Removing takes time too; whichever way the round goes, no part is there.
+            "removed before": functools.partial(remove, path),
             "one process decodes": functools.partial(read_by, 1, dataset),
             f"{cores} processes decode": functools.partial(read_by, cores, dataset),
             "precompute": functools.partial(precompute, dataset, path),
-            "removed after": removed,
+            "removed after": functools.partial(remove, path),
         }
         timings = interleave(
             ways,

@@ -34,7 +34,7 @@ from dataloaders.backend import Backend, Session, Specification
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cache.build.builder import opened
 from dataloaders.cache.build.progress import BuildProgress
-from dataloaders.cache.build.source import Options, Source, versions
+from dataloaders.cache.build.source import Options, Source
 from dataloaders.cache.build.study import obstacle_to_packing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.notes import Note
@@ -243,8 +243,8 @@ class H5(Backend):
     def _path(self, loader: Specification) -> Path:
         if self.path is not None:
             return Path(self.path)
-        folder, others = cache_folder() / "h5", (str(Images.of(self.images)), versions())
-        note = Note(folder, loader.dataset, others)
+        folder = cache_folder() / "h5"
+        note = Note(folder, loader.dataset, str(Images.of(self.images)))
         path = None if self.check else note.recall()
         if path is None:
             source = Source(loader.dataset, Options(images=self.images, loader=loader))

@@ -155,7 +155,7 @@ class Source:
         contents = {
             **self._described(cut),
             "images": str(self.images),
-            **versions(),
+            **_versions(),
             **{f"sample {index}": digest for index, digest in sorted(found.digests.items())},
         }
         return Known(study, found, cut, contents)
@@ -248,7 +248,7 @@ class Source:
         if cut is None or {number for number, _ in calls} != set(range(len(cut.tails))):
             return False
         built = {name: says[name] for name in _PACKAGES if name in says}
-        if changed := changes(built, versions(), "when it was built"):
+        if changed := changes(built, _versions(), "when it was built"):
             warnings.warn(
                 f"the cache {cached.path} holds what other versions computed "
                 f"({'; '.join(changed)}). Its rows stay as they are; to have an error instead, "
@@ -288,7 +288,7 @@ def _length_of(dataset: Any) -> int:
     )
 
 
-def versions() -> dict[str, str | None]:
+def _versions() -> dict[str, str | None]:
     """Return the version of each of `_PACKAGES`; None: not installed."""
     found: dict[str, str | None] = {}
     for name, package in _PACKAGES.items():

@@ -29,7 +29,7 @@ from dataloaders.observing.opened import Files, add, unchanged
 _LARGEST = 1 << 28  # bytes of a pickle: to hash more takes longer than to read some samples
 _OBJECTS = 100  # of the dataset, whose attributes may name files
 _KEPT = 8  # notes of one cache: of other live transforms, other versions of the user's code
-# Packages whose versions `others` has, and this one, which makes no samples.
+# Of these only the module with the version; this package makes no samples.
 _VERSIONED = {*sys.stdlib_module_names, "torch", "torchvision", "PIL", "numpy", "dataloaders"}
 
 
@@ -107,10 +107,10 @@ class _State(pickle.Pickler):
 
 
 def _files_of_modules() -> Files:
-    """Return the files of all modules but Python's own and those in `_VERSIONED`."""
+    """Return the files of all modules, except most of those in `_VERSIONED`."""
     found: Files = {}
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in _VERSIONED:
+        if name.partition(".")[0] not in _VERSIONED or name.endswith("version"):
             add(found, getattr(module, "__dict__", {}).get("__file__"))
     return found
 
