@@ -194,9 +194,12 @@ def test_the_command_line(command):
     words = ("cache", "build", f"{__file__}:pictures", "a.h5", "--level", "9", "--workers", "0")
     assert command(*words, "--compress", "zstd").status == 0
     assert CachedDataset("a.h5").index.fingerprint["compress"] == "zstd, level 9"
-    told = command("cache", "info", "a.h5").out
-    assert re.search(r"image +image:RGB +uint8 +3 x 40 x 48 +\S+ KiB +zstd, to 1/\d+\.\d", told)
-    assert "built from compress: zstd, level 9" in told
+    precompute(pictures, "b.h5", compress="zstd", num_workers=0, rows=30, single_file=False)
+    for path, level in (("a.h5", 9), ("b.h5", 3)):
+        shown = command("cache", "info", path).out
+        row = r"image +image:RGB +uint8 +3 x 40 x 48 +\S+ KiB +zstd, to 1/\d+\.\d"
+        assert re.search(row, shown), shown
+        assert f"built from compress: zstd, level {level}" in shown
     done = command(*words)
     assert done.status != 0
     assert "--level 9: give --compress too" in done.err

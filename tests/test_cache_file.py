@@ -1,8 +1,6 @@
 """The file: plain HDF5 for everybody else, the same to the bit for the same rows."""
 
 import os
-import re
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -51,25 +49,6 @@ def test_h5py_reads_the_same_values(tmp_path):
         assert list(score["values"][:4]) == [0, 0, 2 / 7, 3 / 7]
         assert list(file["failed/rows"]) == [1, 31]
         assert bytes(file["failed/messages"][:]) == b'["\\u00e9", "b"]'
-
-
-def test_the_reader_in_the_documentation(tmp_path):
-    text = (Path(__file__).parent.parent / "docs" / "cache-format.md").read_text()
-    (source,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    names = {}
-    exec(source, names)
-    samples = mixed(20)
-    build(tmp_path / "a.h5", samples)
-    for row, sample in enumerate(samples):
-        leaves = names["read"](tmp_path / "a.h5", row)
-        for name in ("image", "photo"):
-            np.testing.assert_array_equal(leaves[name].transpose(1, 2, 0), np.asarray(sample[name]))
-        for name in ("label", "score", "name", "words", "either", "empty"):
-            np.testing.assert_equal(leaves[name], sample[name])
-        boxes = sample["boxes"].view(torch.uint16).numpy()
-        np.testing.assert_array_equal(leaves["boxes"], boxes, strict=True)
-        assert leaves["nested/0/y"].tobytes() == b"ab"
-        assert leaves["nested/1/1"] is None
 
 
 def test_no_times_inside(tmp_path):

@@ -1,19 +1,25 @@
 """A finished cache opens at once: no process, no sample read, and what changed is named."""
 
+import ast
+import multiprocessing
 import os
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
+from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from backends.h5 import H5
 from dataloaders import DataLoader
-from dataloaders.cache import precompute
+from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError, CacheWarning, OptionError
+from helpers import warm
 from helpers.processes import run_script
 
 
@@ -97,29 +103,193 @@ def test_another_version_is_a_warning_and_an_error_if_expected(tmp_path, monkeyp
         first_batch(dataset, H5(path, expect={"PIL": "11.0"}))
 
 
-def test_a_script_without_a_main_guard_opens_it_under_forkserver(tmp_path):
-    done = run_script(
-        tmp_path,
-        """
-        import multiprocessing, sys, torch
-        from backends.h5 import H5
-        from dataloaders import DataLoader
-        from dataloaders.cache import precompute
+class Renamed(Pictures):
+    """Another name, and a transform that is printed in another way."""
 
-        multiprocessing.set_start_method("forkserver")
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.transform.transforms[0] = v2.CenterCrop(7)
 
-        class Numbers(torch.utils.data.Dataset):
-            def __len__(self):
-                return 8
-            def __getitem__(self, index):
-                return torch.tensor(index)
 
-        precompute(Numbers(), "a.h5", num_workers=0)
-        loader = DataLoader(Numbers(), batch_size=8, backend=H5("a.h5", build="never"))
-        print(next(iter(loader)).tolist())
-        """,
-    )
-    assert done.stdout.strip() == str(list(range(8))), done.stderr
+def test_rows_of_what_only_has_another_text_are_read_if_that_is_accepted(path, tmp_path):
+    with pytest.raises(CacheError, match=r"To read its rows as they are, pass expect=\{") as found:
+        first_batch(Renamed(tmp_path), H5(path))
+    expect = ast.literal_eval(str(found.value).partition("pass expect=")[2])
+    assert set(expect) == {"dataset", "head"}
+    wanted = CachedDataset(path)
+    images, _ = first_batch(Renamed(tmp_path), H5(path, expect=expect))
+    assert (images.shape, images.dtype) == ((12, 3, 8, 8), torch.float32)
+    assert len(precompute(Renamed(tmp_path), path, expect=expect)) == len(wanted)
+    with pytest.raises(CacheError, match="length: 12 when it was built, 2 now") as found:
+        precompute(Subset(Pictures(tmp_path), [0, 1]), path)
+    assert "pass expect" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (v2.ToDtype(torch.float32, scale=True), v2.ToDtype(torch.float16, scale=True)),
+        (v2.ConvertImageDtype(torch.float32), v2.ConvertImageDtype(torch.float64)),
+        (v2.Pad(1, fill={torch.Tensor: 3}), v2.Pad(1, fill={torch.Tensor: 4})),
+        *(
+            (
+                lib.LinearTransformation(torch.eye(243), torch.zeros(243)),
+                lib.LinearTransformation(torch.eye(243), torch.arange(243.0) // 242),
+            )
+            for lib in (v1, v2)
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The transform `Convert:UserWarning")
+def test_options_that_torchvision_does_not_print_are_compared(tmp_path, before, after):
+    dataset = Pictures(tmp_path)
+    for each in (before, after):
+        dataset.transform = v2.Compose([v1.ToTensor(), each, v2.CenterCrop(8)])
+        if each is before:
+            precompute(dataset, tmp_path / "a.h5", num_workers=0)
+            assert len(precompute(dataset, tmp_path / "a.h5")) == 12
+    with pytest.raises(CacheError, match=r"head: .* when it was built, .* now"):
+        precompute(dataset, tmp_path / "a.h5")
+
+
+class Files(Dataset[Any]):
+    """Files of a folder; appends a line to ``read.log`` for each that is read."""
+
+    def __init__(self, folder, names="abcdefgh", add=0):
+        self.folder, self.names, self.add = folder, list(names), add
+        for number, name in enumerate(self.names):
+            if not (folder / name).exists():
+                (folder / name).write_text(str(number))
+
+    def __len__(self):
+        return len(self.names)
+
+    def __getitem__(self, index):
+        with open("read.log", "a") as log:
+            print(os.getpid(), file=log)
+        return int((self.folder / self.names[index]).read_text()) + self.add
+
+
+class Others(Files):
+    """The same, of another name."""
+
+
+@pytest.fixture
+def opened_before(tmp_path, monkeypatch):
+    """Files whose cache stands in the user's cache folder; what a loader of a dataset gives.
+
+    And how often it reads a sample.
+    """
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "files"
+    folder.mkdir()
+
+    def opened(dataset, **options):
+        Path("read.log").unlink(missing_ok=True)
+        (batch,) = DataLoader(dataset, batch_size=99, backend=H5(**options))
+        read = Path("read.log")
+        return batch.tolist(), len(read.read_text().split()) if read.exists() else 0
+
+    assert opened(Files(folder))[1] > 8
+    return folder, opened
+
+
+def test_without_a_path_nothing_is_read_where_nothing_changed(opened_before, monkeypatch):
+    folder, opened = opened_before
+    rows = list(range(8))
+    with monkeypatch.context() as alone:
+        alone.setattr(multiprocessing.process.BaseProcess, "start", None)  # none can be started
+        assert opened(Files(folder)) == (rows, 0)
+    assert opened(Files(folder), check="contents")[1] > 0
+    assert opened(Files(folder)) == (rows, 0)
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(100 << 20, False), (300 << 20, True)])
+def test_without_a_path_what_a_dataset_holds_is_not_copied(opened_before, size, is_read):
+    """More than 256 MiB would take longer to hash than a few samples to read."""
+    folder, opened = opened_before
+    dataset = Files(folder)
+    dataset.held = np.zeros(size, np.uint8)
+    opened(dataset)
+    tracemalloc.start()
+    try:
+        assert bool(opened(dataset)[1]) == is_read
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def another_file(folder):
+    (folder / "h").write_text("70")
+
+
+def a_file_more(folder):
+    (folder / "i").write_text("8")
+
+
+def a_note_cut_short(folder):
+    for note in (folder.parent / "cache" / "h5").glob("*.json"):
+        note.write_text(note.read_text()[:-9])
+
+
+@pytest.mark.parametrize(
+    ("change", "dataset", "rows"),
+    [
+        (None, lambda folder: Others(folder), range(8)),
+        (None, lambda folder: Files(folder, add=10), range(10, 18)),
+        (None, lambda folder: Files(folder, "abcdefg"), range(7)),
+        (None, lambda folder: Files(folder, "bacdefgh"), [1, 0, *range(2, 8)]),
+        (None, lambda folder: Subset(Files(folder), range(8)), range(8)),
+        (another_file, Files, [*range(7), 70]),
+        (a_file_more, Files, range(8)),
+        (a_note_cut_short, Files, range(8)),
+    ],
+)
+def test_without_a_path_what_changed_is_never_read_from_the_old_cache(
+    opened_before, change, dataset, rows
+):
+    folder, opened = opened_before
+    if change is not None:
+        change(folder)
+    found, read = opened(dataset(folder))
+    assert found == list(rows)
+    assert read > 0
+    assert opened(dataset(folder)) == (list(rows), 0)
+
+
+SCRIPT = """
+import multiprocessing, sys, torch
+from backends.h5 import H5
+from dataloaders import DataLoader
+
+multiprocessing.set_start_method(sys.argv[1])
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.tensor(index) + ADD
+
+print(next(iter(DataLoader(Numbers(), batch_size=8, backend=H5(*sys.argv[2:])))).tolist())
+"""
+
+
+@pytest.mark.parametrize("path", [[], ["a.h5"]])
+def test_a_script_without_a_main_guard_opens_it_under_forkserver(tmp_path, path):
+    """Where no path says which cache it is, that of other code is not taken for it."""
+    script, env = tmp_path / "script.py", {**os.environ, "DATALOADERS_CACHE": str(tmp_path)}
+
+    def run(method):
+        done = warm.run(["-W", "error", script, method, *path], cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    for add in (0,) if path else (0, 10):
+        script.write_text(SCRIPT.replace("ADD", str(add)))
+        os.utime(script, (0, 1000 + add))  # long before it runs: no other code was loaded
+        rows = str([add + number for number in range(8)])
+        assert run("fork")[-1] == run("forkserver")[-1] == rows
 
 
 def test_a_file_that_is_cut_short_under_a_reader(tmp_path):

@@ -148,16 +148,36 @@ def test_any_chain_of_any_images(caches, number):
     assert_batches_are_stocks(dataset, backend, at_once=False, **options)
 
 
-@pytest.mark.parametrize("number", range(4))
-@pytest.mark.thinned(2)
+BORDERS = [  # each of them alone: around a part of an image there is no border
+    lambda lib: lib.CenterCrop((30, 9)),
+    lambda lib: lib.RandomCrop(8, padding=4),
+    lambda lib: lib.RandomCrop((8, 6), padding=(1, 4)),
+    lambda lib: lib.RandomCrop((8, 6), padding=[5, 1, 3, 2]),
+    lambda lib: lib.RandomCrop(17, padding=2),
+    lambda lib: lib.RandomCrop((12, 40), pad_if_needed=True),
+    lambda lib: lib.RandomCrop((40, 22), padding=2, pad_if_needed=True),
+    lambda lib: lib.RandomCrop(7, fill=9, padding_mode="edge"),
+]
+
+
+@pytest.mark.parametrize("number", range(8))
+@pytest.mark.thinned(3)
 def test_crops_and_flips_are_proved_and_not_made_sample_by_sample(caches, number):
     """What a few rows do not prove is right, too, but slow: nobody else would see it."""
     draw = random.Random(number)
-    lib, sizes = draw.choice([v1, v2]), (ONE, THREE)[number % 2]
-    names = [draw.choices(["crop", "mirror", "turn"], k=draw.randint(2, 6)) for _ in range(8)]
-    steps = [[WINDOWS[step](lib) for step in each] for each in names]
-    chains = [lib.Compose([*each, lib.CenterCrop(5), lib.PILToTensor()]) for each in steps]
-    dataset = Chains(chains, sizes=sizes)
+    lib, sizes, mode = (
+        (v1, v2)[number % 2],
+        (ONE, THREE)[number // 4],
+        ("RGB", "L")[number // 2 % 2],
+    )
+
+    def chain(border):
+        before = draw.choices(["mirror", "turn"], k=draw.randint(1, 2))
+        after = draw.choices(["crop", "mirror", "turn"], k=draw.randint(0, 4))
+        steps = [*map(WINDOWS.get, before), border, *map(WINDOWS.get, after)]
+        return lib.Compose([*(step(lib) for step in steps), lib.CenterCrop(5), lib.PILToTensor()])
+
+    dataset = Chains(list(map(chain, BORDERS)), sizes=sizes, mode=mode)
     assert_batches_are_stocks(dataset, H5(caches(dataset, "raw")), seed=number)
 
 

@@ -5,9 +5,9 @@ dataset ──precompute──> train.h5 ──map──> rows ──┬──> 
                                                  └──> anything else: sample by sample, as stock
 
 session.py   the cache in place of the dataset   batches.py    whole batches, proved to be torch's
-columns.py   numbers and tensors gathered        images.py     images moved, made floats (floats.py)
+columns.py   numbers and tensors gathered        images.py     images moved, and made floats
 windows.py   crops and flips as windows          draws.py      torch's random numbers for a batch
-mirroring.py bytes mirrored by words             team.py       a batch shared among threads
+mirroring.py bytes mirrored by words             threads.py    a batch shared among threads
 
 Order, workers and everything around a batch are torch's: stock iterates the loader, with the cache
 in place of the dataset.
@@ -37,6 +37,7 @@ from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.build.source import Options, Source
 from dataloaders.cache.build.study import obstacle_to_packing
 from dataloaders.cache.format.index import Index
+from dataloaders.cache.read.notes import Note
 from dataloaders.cache.sample.cut import cuts_of, whole
 from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
@@ -71,7 +72,7 @@ class H5(Backend):
         check: "contents" compares a few samples with an existing cache, read in a separate process;
             None compares class, length, transforms and classes, and reads no sample.
         expect: entries of its fingerprint that an existing cache must have, as in `precompute`:
-            ``{"torchvision": "0.29.2"}``.
+            ``{"torchvision": "0.29.2"}``. "dataset" and "head" count in place of the dataset's.
         threads: the most threads that make a batch, in this process or in each worker; None: as
             many as `torch.get_num_threads` says, and no more than this rank's cores.
         puts_off: whether images that end as floats are left as bytes to a `DeviceTail`; prefetch
@@ -184,7 +185,7 @@ class H5(Backend):
 
         line = ProgressLine()
 
-        def told(progress: BuildProgress) -> None:
+        def show(progress: BuildProgress) -> None:
             what = "waits for another process: " if progress.waiting else ""
             line(f"h5  {what}{progress.samples_done:,} of {progress.samples:,} samples")
 
@@ -193,7 +194,7 @@ class H5(Backend):
                 loader.dataset,
                 path,
                 images=self.images,
-                progress=told,
+                progress=show,
                 multiprocessing_context=loader.multiprocessing_context,
                 worker_init_fn=loader.worker_init_fn if loader.num_workers else None,
             )
@@ -242,9 +243,16 @@ class H5(Backend):
     def _path(self, loader: Specification) -> Path:
         if self.path is not None:
             return Path(self.path)
-        source = Source(loader.dataset, Options(images=self.images, loader=loader))
-        text = json.dumps(source.studied().contents, sort_keys=True)
-        return cache_folder() / "h5" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.h5"
+        folder = cache_folder() / "h5"
+        note = Note(folder, loader.dataset, str(Images.of(self.images)))
+        path = None if self.check else note.recall()
+        if path is None:
+            source = Source(loader.dataset, Options(images=self.images, loader=loader))
+            known = source.studied()
+            text = json.dumps(known.contents, sort_keys=True)
+            path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.h5"
+            note.write(path, known.found.files)
+        return path
 
     def _describe_rows(self) -> str:
         kept = self._kept_images()

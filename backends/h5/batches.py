@@ -32,7 +32,7 @@ from dataloaders.seeding.states import random_states_kept
 from .columns import Parts, Rows, Values
 from .draws import Draws, FreeDraws
 from .images import KINDS, images_of
-from .team import Team
+from .threads import Threads
 from .windows import NotThisBatch
 
 __all__ = ["Batches", "batches_of", "is_proved"]
@@ -48,7 +48,7 @@ class Batches(WholeBatches):
 
     Args:
         leaves: make the parts of a batch, one a column.
-        threads: the most that make a batch, as `Team` has it.
+        threads: the most that make a batch, as `Threads` has it.
         puts_off: whether a `Trailing` stands for images that end as floats.
 
     Attributes:
@@ -62,7 +62,7 @@ class Batches(WholeBatches):
         self._leaves = leaves
         self._how = threads, puts_off
         self._pool = HostPool()
-        self._team = Team(threads)
+        self._threads = Threads(threads)
         self._seed = self._count = 0
 
     def begin(self, seed: int) -> None:
@@ -71,7 +71,7 @@ class Batches(WholeBatches):
 
     def close(self) -> None:
         """End the threads."""
-        self._team.close()
+        self._threads.close()
 
     def __call__(self, rows: Any) -> Batch:
         """Return the batch of these rows, as in `WholeBatches`."""
@@ -104,7 +104,7 @@ class Batches(WholeBatches):
         if numbers.min() < 0 or numbers.max() >= len(self.cached):
             return None
         self.cached.about_to_read(numbers.tolist())
-        task = Rows(numbers.astype(np.int64), draws, self._pool, self._team, self._how[1])
+        task = Rows(numbers.astype(np.int64), draws, self._pool, self._threads, self._how[1])
         try:
             parts = [leaf(task) for leaf in self._leaves]
         except NotThisBatch:

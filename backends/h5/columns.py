@@ -17,7 +17,7 @@ from dataloaders.batches.memory import HostPool
 from dataloaders.cache.read.files import Column, groups
 
 from .draws import Draws
-from .team import Team
+from .threads import Threads
 from .windows import NotThisBatch
 
 __all__ = ["Parts", "Rows", "Values"]
@@ -33,14 +33,14 @@ class Rows:
         numbers: int64 [n].
         draws: the random numbers of each row.
         pool: where large tensors come from, outside workers.
-        team: shares the work on images.
+        threads: share the work on images.
         puts_off: whether a `Trailing` stands for images that end as floats.
     """
 
     numbers: _Ints
     draws: Draws
     pool: HostPool
-    team: Team
+    threads: Threads
     puts_off: bool
     _located: tuple[_Ints, _Ints] | None = None
 
@@ -128,7 +128,8 @@ class Values:
             elif len(own) < len(numbers):
                 values[places] = array[own]
             else:
-                rows.team.split(len(own), out.nbytes, functools.partial(_take, array, own, values))
+                take = functools.partial(_take, array, own, values)
+                rows.threads.split(len(own), out.nbytes, take)
         if self._is_bool:
             return out != 0
         return out.view(torch.bfloat16) if self._is_bfloat16 else out

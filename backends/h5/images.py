@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dataloaders.recording.tail import Step as TailStep
 from dataloaders.recording.tail import Trailing
+from dataloaders.replaying.pointwise import Tails
 from dataloaders.replaying.ways import Arithmetic, Way
-from dataloaders.transforms.read import CONVERTERS, is_pointwise, read, trailing
+from dataloaders.transforms.read import CONVERTERS, Member, is_pointwise, read, trailing
 
 from .columns import Parts, Rows
-from .floats import Floats
 from .mirroring import Mirror
 from .windows import NotThisBatch, Step, Windows, steps_of
 
@@ -54,7 +55,7 @@ def images_of(parts: Parts, tail: Any) -> Images | str:
     return found if isinstance(found, str) else Images(parts, *found)
 
 
-def _read(tail: Any) -> tuple[list[Step], Floats | None] | str:
+def _read(tail: Any) -> tuple[list[Step], _Floats | None] | str:
     """Return crops and flips, and what makes floats of bytes; or say why they are not known.
 
     Moving bytes first and making floats of them last is the same, but for a crop after Normalize:
@@ -73,13 +74,53 @@ def _read(tail: Any) -> tuple[list[Step], Floats | None] | str:
     # Rows that are tensors need nothing that makes them, but then the tail makes floats.
     if not run and not any(name in CONVERTERS for name in names):
         return "its tail makes no tensors of images"
-    return steps, Floats(run) if run else None
+    return steps, _Floats(run) if run else None
+
+
+class _Floats:
+    """What ``run``, which `trailing` found, makes of bytes.
+
+    Attributes:
+        steps: the same, as recorded ones.
+    """
+
+    def __init__(self, run: Sequence[Member]) -> None:
+        self.steps: tuple[TailStep, ...] = ()
+        for member in run:
+            if member.torchvision not in CONVERTERS:
+                self.steps += (_step(member, self.steps),)
+        self._tails = Tails()
+
+    def way(self, channels: int) -> tuple[Way, torch.dtype]:
+        """Return how to write the floats of images of so many channels, and their dtype.
+
+        Raises:
+            Exception: there are no such floats.
+        """
+        tail = self._tails.of(self.steps, channels)
+        if tail.channels != channels:
+            raise ValueError(f"{channels} channels become {tail.channels}")
+        return tail.way(torch.device("cpu")), tail.dtype
+
+
+def _step(member: Member, before: tuple[TailStep, ...]) -> TailStep:
+    transform: Any = member.transform
+    name, v2 = member.torchvision, ".v2" in type(transform).__module__
+    if name == "Normalize":
+        numbers = ("mean", transform.mean), ("std", transform.std)
+        op = "v2.normalize" if v2 else "v1t.normalize"
+        return TailStep(op, (), numbers, before[-1].dtype, "Tensor")
+    if name == "ToTensor" or not v2:
+        dtype = torch.get_default_dtype() if name == "ToTensor" else transform.dtype
+        return TailStep("v1t.convert_image_dtype", (dtype,), (), dtype, "Tensor")
+    scale = getattr(transform, "scale", True)
+    return TailStep("v2.to_dtype", (transform.dtype, scale), (), transform.dtype, "Tensor")
 
 
 class Images:
     """Images of one mode, each window copied straight into a batch [N, C, H, W]."""
 
-    def __init__(self, parts: Parts, steps: Sequence[Step], floats: Floats | None) -> None:
+    def __init__(self, parts: Parts, steps: Sequence[Step], floats: _Floats | None) -> None:
         self._parts = parts
         self._steps = steps
         self._floats = floats
@@ -110,7 +151,7 @@ class Images:
         arrays = windows.top, windows.left, windows.upside_down, windows.mirrored
         moved = list(zip(images, *(each.tolist() for each in arrays), strict=True))
         outside = windows.outside
-        rows.team.split(
+        rows.threads.split(
             len(out),
             out.nbytes,
             lambda begin, end: _fill(out[begin:end], moved[begin:end], way, outside),
@@ -118,9 +159,7 @@ class Images:
         return Trailing(out, self._floats.steps) if rows.puts_off and self._floats else out
 
 
-def _fill(
-    out: torch.Tensor, moved: Sequence[_Moved], way: Way | None, outside: bool = True
-) -> None:
+def _fill(out: torch.Tensor, moved: Sequence[_Moved], way: Way | None, outside: bool) -> None:
     """Fill ``out`` with the windows; with what ``way`` makes of their bytes, if there is one.
 
     ``outside``: whether a window may extend beyond its image.

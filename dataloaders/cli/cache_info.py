@@ -55,23 +55,23 @@ def info(path: str) -> int:
 def _columns_table(cached: CachedDataset) -> str:
     headings = ["column", "kind", "values", "shape of a row", "in the file", "compressed"]
     # Only its parts say what compressed columns of a cache take: all of them are opened then.
-    may_be_packed = cached.index.fingerprint.get("compress", "") is not None
+    may_be_compressed = cached.index.fingerprint.get("compress", "") is not None
     rows = []
     for reader in cached.readers:
         column = reader.entry
         values = column.values.size * np.dtype(column.dtype).itemsize
-        packed = reader.packed_bytes() if may_be_packed else None
-        size = values if packed is None else packed
+        found = reader.compressed() if may_be_compressed else None
+        codec, size = found or ("", values)
+        how = f"{codec}, to 1/{values / max(1, size):.1f}" if codec else ""
         for name, dtype, extent in column.parts():
             size += np.dtype(dtype).itemsize * extent.size * (name != "values")
-        how = column.packing
         cells = [
             printable(column.name, 200),
             ", ".join(dict.fromkeys(kind for kind, _ in column.variants)),
             np.dtype(column.dtype).name,
             "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one",
             size_of(size),
-            "" if how is None else f"{how.codec}, to 1/{values / max(1, packed or 1):.1f}",
+            how,
         ]
         rows.append(cells)
     if not any(cells[-1] for cells in rows):

@@ -12,6 +12,7 @@ offset, and samples would be wrong without an error.
 process.py      start, ask and end the process
 own_files.py    reopen the files that a fork inherits
 attributes.py   read attributes of a dataset here, without running its code
+opened.py       note the files that samples are read from, to notice when they change
 """
 
 from dataloaders.observing.attributes import held

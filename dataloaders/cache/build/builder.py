@@ -106,7 +106,8 @@ def precompute(
         check: "contents" compares a few samples, read in another process, with the file that is
             there. None: its class, length, transforms and classes are compared, and none is read.
         expect: entries of the fingerprint that a file that is there must have:
-            ``{"torchvision": "0.29.2"}`` refuses one of another version.
+            ``{"torchvision": "0.29.2"}`` refuses one of another version. "dataset" and "head" count
+            in place of the dataset's, to accept a renamed class or transforms printed otherwise.
         single_file: True: one file, copied from its parts, so that the disk has to hold the rows
             twice meanwhile. False: never. None: if all parts take less than 128 MiB.
 

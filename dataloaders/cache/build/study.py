@@ -13,7 +13,7 @@ import math
 import random
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dataloaders.cache.build.reading import (
@@ -51,6 +51,7 @@ from dataloaders.cache.sample.sample import (
     split,
 )
 from dataloaders.errors import CacheError
+from dataloaders.observing.opened import Files, files_opened
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_generators
 
@@ -84,6 +85,7 @@ class Findings:
     proved: list[int] = field(default_factory=list)
     columns: dict[str, bool] = field(default_factory=dict)  # whether a PIL image was in it
     attributes: dict[str, Any] = field(default_factory=dict)  # see `attributes_of`
+    files: Files = field(default_factory=dict)  # that were read, where a process observed it
 
     @property
     def row_bytes(self) -> float:
@@ -131,9 +133,10 @@ class Study:
         self._skip = skip
 
     def look(self, dataset: Any) -> Findings | Failure:
-        """Return the same as a call, or what it raised: ready to be sent."""
+        """Return the same as a call, and the files read; or what it raised: ready to be sent."""
+        files = files_opened()
         try:
-            return self()
+            return replace(self(), files=files)
         except BaseException as error:  # a sample may call sys.exit()
             return Failure.of(not_interrupted(error))
 

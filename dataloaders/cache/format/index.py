@@ -202,12 +202,14 @@ def _check(index: Index, size: int) -> None:
 
 
 def _check_shards(shards: tuple[Shard, ...], rows: int, samples: int) -> None:
+    is_digest = re.compile("[0-9a-f]{32}").fullmatch
     for number, shard in enumerate(shards):
-        where, name = f"shard {number}", shown(shard.name)
-        beside = is_shard_name(shard.name)
-        require(beside, f"{where} is named {name}, which is no file beside this one")
-        is_digest = re.fullmatch("[0-9a-f]{32}", shard.identity)
-        require(is_digest, f"{where}: identity is {shown(shard.identity)}, and no digest")
+        where = f"shard {number}"
+        if not is_shard_name(shard.name):
+            name = shown(shard.name)
+            raise Malformed(f"{where} is named {name}, which is no file beside this one")
+        if not is_digest(shard.identity):
+            raise Malformed(f"{where}: identity is {shown(shard.identity)}, and no digest")
         number_in(shard.samples, f"{where}: samples", least=shard.rows)
         number_in(shard.file_bytes, f"{where}: file_bytes", least=block.HEADER)
     names = {shard.name for shard in shards}

@@ -4,5 +4,5 @@
 
 reader.py   CachedDataset                     columns.py  the leaves of one column of one file
 files.py    all files, mapped; their columns  shards.py   opening the parts that a file names
-verification.py  verify(): finds any flipped bit
+verification.py  verify(): flipped bits          notes.py    which cache is that of a dataset
 """

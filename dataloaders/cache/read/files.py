@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class MappedFile:
     def __init__(self, path: Path, descriptor: int, largest: int | None, shard: str = "") -> None:
         try:
             self.index = Index.parse(descriptor, str(path))
-            self._path, self._status = path, os.fstat(descriptor)
+            self._path, self._status = str(path), os.fstat(descriptor)
             self.data = map_file(descriptor, self.index.file_bytes)
         except OSError as error:
             raise CacheError(f"the cache {path} cannot be mapped: {error.strerror}") from error
@@ -122,11 +123,11 @@ class Files:
         for file in list(self._opened.values()):  # other threads may add some
             expect_exactly(file.data, exactly)
 
-    def refuse_cut_short(self, rows: Iterable[int]) -> None:
+    def refuse_cut_short(self, rows: Sequence[int]) -> None:
         """Look at each mapped file that has some of ``rows``."""
-        for part in {self.at(row)[0] for row in rows} if self._index.shards else (0,):
-            if part in self._opened:
-                self._opened[part].refuse_cut_short()
+        parts = self.locate(np.asarray(rows, np.int64))[0].tolist() if self._index.shards else [0]
+        for part in {*parts}.intersection(self._opened):
+            self._opened[part].refuse_cut_short()
 
     def _mapped(self, shard: Shard) -> MappedFile:
         folder = folder_of(self._path)
@@ -171,12 +172,14 @@ class Column:
         """Return the column in this part."""
         return self.files.readers(part)[self._number]
 
-    def packed_bytes(self) -> int | None:
-        """Return what its values take in all files, if some are compressed; opens all of them."""
+    def compressed(self) -> tuple[str, int] | None:
+        """Return the codec, and the bytes of the values in all files; opens all of them.
+
+        None: they are compressed in none.
+        """
         columns = [self.of(part) for part, _, _ in self.files.between(0, self.files.rows)]
-        if all(column.entry.packing is None for column in columns):
-            return None
-        return sum(column.stored_bytes() for column in columns)
+        codecs = [each.entry.packing.codec for each in columns if each.entry.packing is not None]
+        return (codecs[0], sum(each.stored_bytes() for each in columns)) if codecs else None
 
     def cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
         """As `ColumnReader.cell`."""
@@ -200,11 +203,11 @@ class Column:
 def groups(numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
     """Yield each number that occurs, and the places at which it does."""
     order = np.argsort(numbers, kind="stable")
-    ordered = numbers[order]
-    cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-    for places in np.split(order, cuts):
-        if len(places):
-            yield int(numbers[places[0]]), places
+    found, firsts = np.unique(numbers[order], return_index=True)
+    for number, (first, last) in zip(
+        found.tolist(), pairwise([*firsts.tolist(), len(order)]), strict=True
+    ):
+        yield number, order[first:last]  # np.split takes ten times as long
 
 
 def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:

@@ -24,7 +24,7 @@ from dataloaders.cache.format.attributes import attributes_in, differences
 from dataloaders.cache.format.block import open_file
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.fields import Malformed, list_in, loads, text_in
-from dataloaders.cache.printable import shown
+from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.read.columns import mapped
 from dataloaders.cache.read.files import Column, Files, MappedFile, limited
 from dataloaders.cache.read.shards import first_of, folder_of
@@ -35,6 +35,10 @@ from dataloaders.transforms.read import Kind, read
 
 Tail = tuple[tuple[Any, ...], Callable[[Any], Any]]
 """The keys to a leaf, and what is called on it."""
+
+ACCEPTABLE = ("dataset", "head")
+"""Entries of a fingerprint that may be others for the same rows: a class renamed, a transform whose
+text is another one in a new torchvision. Those in ``expect`` stand for the dataset's."""
 
 
 class CachedDataset(Dataset[Any]):
@@ -118,18 +122,23 @@ class CachedDataset(Dataset[Any]):
 
     def refuse_changed(self, expect: Mapping[str, Any]) -> None:
         """Raise a CacheError that names the entries of ``expect`` that the fingerprint has not."""
-        self._refuse(changes(self.index.fingerprint, expect, "when it was built"))
+        built = self.index.fingerprint
+        other = {name: built.get(name) for name in expect if expect[name] != built.get(name)}
+        advice = ""
+        if set(other) <= set(ACCEPTABLE):
+            advice = f". To read its rows as they are, pass expect={printable(repr(other), 4000)}"
+        self._refuse(changes(built, expect, "when it was built"), advice)
 
     def refuse_other_classes(self, now: Mapping[str, Any]) -> None:
         """Raise a CacheError if classes, as `attributes_of` gives them, are others than here."""
         self._refuse(differences(self.attributes, now))
 
-    def _refuse(self, changed: list[str]) -> None:
+    def _refuse(self, changed: list[str], advice: str = "") -> None:
         if changed:
             raise CacheError(
                 f"the cache {self.path} was built from something else: {'; '.join(changed)}; "
                 "build it again with precompute(..., overwrite=True), or dataloaders cache "
-                "build --overwrite, or at another path"
+                f"build --overwrite, or at another path{advice}"
             )
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ Normalize), it is before that run: a row then takes a quarter of the room.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 import re
@@ -36,6 +37,7 @@ Call: TypeAlias = tuple[int, Path]
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _ORIENTATION = 0x0112
 _DEEPEST = 64
+_LONGEST = 1000  # characters of a transform as text
 
 
 class Head(Run):
@@ -294,9 +296,19 @@ def _told(parts: list[tuple[Found, Sequence[Member]]]) -> tuple[str, ...]:
     for found, members in parts:
         where = f"{found.where}: " if len(parts) > 1 else ""
         for member in members:
-            text = " ".join(_ADDRESS.sub("", repr(member.transform)).split())
-            lines.append(f"{where}{text[:1000]}")
+            lines.append(where + _text_of(member))
     return tuple(lines)
+
+
+def _text_of(member: Member) -> str:
+    text = " ".join(_ADDRESS.sub("", repr(member.transform)).split())
+    if member.torchvision is not None:  # which prints none of these
+        for name, value in vars(member.transform).items():
+            if isinstance(value, (torch.dtype, torch.Tensor, dict)) and not name.startswith("_"):
+                text += f" {name}={value.tolist() if isinstance(value, torch.Tensor) else value}"
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}... {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return text
 
 
 def _places(value: Any, part: Any, path: Path = ()) -> Iterator[Path]:

@@ -9,6 +9,7 @@ small for that. So this is also used where torch may use several threads and one
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -18,13 +19,13 @@ import torch
 
 from dataloaders.machine.resources import usable_cores
 
-__all__ = ["Team"]
+__all__ = ["Threads"]
 
 _LEAST_BYTES = 4 << 20
 """The least bytes of a batch for each thread: less is done before another thread has begun."""
 
 
-class Team:
+class Threads:
     """Threads, started when a batch is large enough.
 
     Args:
@@ -49,7 +50,7 @@ class Team:
         Raises:
             Exception: what ``part`` raises, when none of them is running any more.
         """
-        most = self._most or min(torch.get_num_threads(), usable_cores())
+        most = self._most or min(torch.get_num_threads(), _cores(os.getpid()))
         if most == 1 or nbytes < _LEAST_BYTES:
             part(0, count)
             return
@@ -80,8 +81,14 @@ class Team:
             torch.set_num_threads(before)
         return self._pool
 
-    def __reduce__(self) -> tuple[type[Team], tuple[int | None]]:
-        return Team, (self._most,)
+    def __reduce__(self) -> tuple[type[Threads], tuple[int | None]]:
+        return Threads, (self._most,)
+
+
+@functools.cache
+def _cores(process: int) -> int:
+    """Return this rank's cores; looked up once in each process, as that reads a dozen files."""
+    return usable_cores()
 
 
 def _use_one_core() -> None:

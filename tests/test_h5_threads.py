@@ -17,7 +17,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from backends.h5 import H5
-from backends.h5.team import Team
+from backends.h5.threads import Threads
 from dataloaders import DataLoader
 from helpers.compare import assert_same
 
@@ -25,8 +25,8 @@ LARGE = 1 << 30
 
 
 @pytest.fixture
-def team():
-    made = Team(3)
+def threads():
+    made = Threads(3)
     yield made
     made.close()
 
@@ -35,7 +35,7 @@ def ours():
     return [each.name for each in threading.enumerate() if each.name.startswith("dataloaders-h5")]
 
 
-def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split(team):
+def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split(threads):
     before = torch.get_num_threads()
     seen = []
     together = threading.Barrier(3, timeout=20)
@@ -44,12 +44,12 @@ def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split(team):
         together.wait()
         seen.append((begin, end, threading.current_thread().name, torch.get_num_threads()))
 
-    Team(1).split(10, LARGE, lambda *ends: seen.append((*ends, threading.get_ident())))
-    Team(3).split(10, 1000, lambda *ends: seen.append((*ends, threading.get_ident())))
+    Threads(1).split(10, LARGE, lambda *ends: seen.append((*ends, threading.get_ident())))
+    Threads(3).split(10, 1000, lambda *ends: seen.append((*ends, threading.get_ident())))
     assert seen == [(0, 10, threading.get_ident())] * 2
     assert ours() == [], "nothing is started where it does not pay"
     seen.clear()
-    team.split(10, LARGE, part)
+    threads.split(10, LARGE, part)
     assert sorted(each[:2] for each in seen) == [(0, 3), (3, 6), (6, 10)]
     assert len({name for _, _, name, _ in seen}) == 3
     assert {threads for _, _, _, threads in seen} == {1}
@@ -61,7 +61,7 @@ def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split(team):
     assert found == [before]
 
 
-def test_an_error_comes_when_nobody_writes_any_more(team):
+def test_an_error_comes_when_nobody_writes_any_more(threads):
     ended = []
 
     def part(begin, end):
@@ -70,20 +70,20 @@ def test_an_error_comes_when_nobody_writes_any_more(team):
         ended.append(begin)
 
     with pytest.raises(ValueError, match="the first part"):
-        team.split(9, LARGE, part)
+        threads.split(9, LARGE, part)
     assert sorted(ended) == [3, 6]
 
 
-def test_in_a_child_and_in_a_copy_there_are_threads_of_its_own(team):
-    team.split(3, LARGE, lambda begin, end: None)
-    copied = pickle.loads(pickle.dumps(team))
+def test_in_a_child_and_in_a_copy_there_are_threads_of_its_own(threads):
+    threads.split(3, LARGE, lambda begin, end: None)
+    copied = pickle.loads(pickle.dumps(threads))
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             done = []
-            for each in (team, copied):
+            for each in (threads, copied):
                 each.split(3, LARGE, lambda begin, _: done.append(begin))
             os.write(write, str(sorted(done)).encode())
             status = 0

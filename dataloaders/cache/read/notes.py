@@ -1,0 +1,125 @@
+"""Remember which cache holds a dataset's samples, so that finding it again reads none of them.
+
+    class, attributes, transforms ──pickled, hashed──> 5e1f..-09ab...json: 09ab...h5 is the cache
+                                                       └── the files that this depends on
+
+A note counts while each of these files is as it was: those that samples were read from, those that
+the dataset's attributes name, and the loaded modules, whose code a pickle does not contain. A
+dataset that cannot be pickled, or takes more than 256 MiB, has no note.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaders.observing.opened import Files, add, unchanged
+
+_LARGEST = 1 << 28  # bytes of a pickle: to hash more takes longer than to read some samples
+_OBJECTS = 100  # of the dataset, whose attributes may name files
+_KEPT = 8  # notes of one cache: of other live transforms, other versions of the user's code
+# Of these only the module with the version; this package makes no samples.
+_VERSIONED = {*sys.stdlib_module_names, "torch", "torchvision", "PIL", "numpy", "dataloaders"}
+
+
+class Note:
+    """What ``folder`` says of the cache of ``dataset``; ``others`` is what else it depends on."""
+
+    def __init__(self, folder: Path, dataset: Any, others: Any) -> None:
+        self._folder, self._key = folder, ""
+        state = _State()
+        with suppress(Exception):  # somebody's own classes: a lambda, an open file, anything
+            state.dump((sys.version, others, dataset))
+            self._key = state.hash.hexdigest()[:24]
+        self._held = state.held
+
+    def recall(self) -> Path | None:
+        """Return the path of the cache; None: it is not known, or not there any more."""
+        if not self._key:
+            return None
+        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+            for note in self._folder.glob(f"{self._key}-*.json"):
+                path = note.with_name(note.stem.partition("-")[2]).with_suffix(".h5")
+                if unchanged(json.loads(note.read_text())) and path.exists():
+                    return path
+        return None
+
+    def write(self, path: Path, opened: Files) -> None:
+        """Remember ``path``, which is in the folder; the dataset's samples opened these files."""
+        modules = _files_of_modules()
+        # What changed since this process began may be other code than it has loaded.
+        if not self._key or any(time_ns >= _began_ns() for _, time_ns in modules.values()):
+            return
+        note = self._folder / f"{self._key}-{path.stem}.json"
+        unfinished = note.with_suffix(f".{os.getpid()}.tmp")
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for old in self._folder.glob(f"{self._key}-*.json"):
+                old.unlink(missing_ok=True)
+            unfinished.write_text(json.dumps({**opened, **self._held, **modules}))
+            unfinished.rename(note)
+            notes = self._folder.glob(f"*-{path.stem}.json")
+            for old in sorted(notes, key=lambda each: each.stat().st_mtime_ns)[:-_KEPT]:
+                old.unlink(missing_ok=True)
+
+
+class _State(pickle.Pickler):
+    """Pickles into a hash, and notes the files and folders that attributes name."""
+
+    def __init__(self) -> None:
+        # Large arrays come as views: in the pickle they would be copied.
+        super().__init__(self, protocol=5, buffer_callback=lambda each: self.write(each.raw()))
+        self.hash = hashlib.sha256()
+        self.held: Files = {}
+        self._bytes = self._objects = 0
+
+    def write(self, data: Any) -> None:
+        self._bytes += len(data)
+        if self._bytes > _LARGEST:
+            raise pickle.PicklingError("too large")
+        self.hash.update(data)
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, (torch.Tensor, np.ndarray)) and value.nbytes > _LARGEST:
+            raise pickle.PicklingError("too large, and copied if it is not contiguous")
+        if isinstance(value, torch.Tensor):  # else with the address of its memory
+            return np.asarray, (value.detach().cpu().numpy(),)
+        if isinstance(value, (type, FunctionType)):
+            if value.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+                raise pickle.PicklingError("code of a notebook: nothing tells when it changes")
+        elif self._objects < _OBJECTS:
+            self._objects += 1
+            for each in getattr(value, "__dict__", {}).values():
+                if isinstance(each, (str, os.PathLike)):
+                    add(self.held, each)
+        return NotImplemented
+
+
+def _files_of_modules() -> Files:
+    """Return the files of all modules, except most of those in `_VERSIONED`."""
+    found: Files = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in _VERSIONED or name.endswith("version"):
+            add(found, getattr(module, "__dict__", {}).get("__file__"))
+    return found
+
+
+def _began_ns() -> float:
+    """Return when this process began; 0 where the system does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        ago = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return 0.0
+    return (time.time() - ago) * 1e9
