@@ -21,11 +21,13 @@ from nvidia.dali import Pipeline
 from backends.dali import Dali
 from backends.dali.decode import WindowDecoder
 from backends.dali.graph import Graph
+from dataloaders import DataLoader
 from dataloaders.replaying import DecodeError, ReplayError, device, jpeg, kernels
 from dataloaders.replaying.device import DeviceReplay
 from dataloaders.replaying.host import HostReplay
 from helpers.compare import assert_same
 from helpers.pictures import saved, smooth
+from helpers.processes import run_script
 from helpers.recorded import Photos, both
 
 CPU = torch.device("cpu")
@@ -354,7 +356,7 @@ def test_common_jpeg_files():
     odd = bytearray(file)
     odd[frame + 11] = 0x12  # 4:4:0
     cmyk, rgb = saved(image.convert("CMYK")), saved(image, keep_rgb=True)
-    for each in (odd, rgb, cmyk, saved(image, "PNG"), file[: frame + 6], b"", file[:3]):
+    for each in (odd, rgb, cmyk, saved(image, "PNG"), file[: frame + 6], file[:300], file[:3]):
         assert not jpeg.is_common(bytes(each))
 
 
@@ -439,3 +441,56 @@ def test_the_graph_of_a_device(engine):
     assert decoders == 1
     (made,) = pipeline._graph_outputs
     assert made.device == "gpu"
+
+
+DAMAGED = """
+import io
+import torch
+import warnings
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision import transforms
+from backends.dali import Dali
+from dataloaders import DataLoader
+
+file = io.BytesIO()
+Image.effect_noise((90, 80), 50).convert("RGB").save(file, "JPEG")
+
+class Photos(Dataset):
+    make = transforms.Compose([transforms.RandomCrop(40), transforms.ToTensor()])
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, key):
+        end = -200 if key == 40 else None
+        return self.make(Image.open(io.BytesIO(file.getvalue()[:end])).convert("RGB"))
+
+for _ in range(5):
+    try:
+        list(DataLoader(Photos(), 64, backend=Dali()))
+    except OSError as error:
+        print(error)
+"""
+
+
+@pytest.mark.gpu
+def test_a_damaged_file_among_many_on_a_gpu(tmp_path):
+    """In a process that may die: DALI 2.4 does where 32 files or more come with a bad header."""
+    done = run_script(tmp_path, DAMAGED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("truncated") == 5
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_is_captured_while_batches_flow():
+    """In the mode in which the calls of DALI's own threads do not count."""
+    make = v1.Compose([v1.RandomResizedCrop(SIDE), colours, *NORMAL])
+    loader = DataLoader(Photos(FILES * 4, make), 16, num_workers=2, backend=Dali())
+    for _ in range(3):
+        for images in loader:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                total = images.sum(dtype=torch.float64)
+            graph.replay()
+            assert float(total) == float(images.sum(dtype=torch.float64))
