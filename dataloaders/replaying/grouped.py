@@ -122,11 +122,25 @@ _PLAIN: dict[str, Any] = {
     **dict.fromkeys(("v2.hflip", "v2.horizontal_flip"), 0),
     **dict.fromkeys(("v2.vflip", "v2.vertical_flip"), 1),
 }
+_OFF = {
+    **dict.fromkeys(("pil.resize", "v1t.resize", "v2.resize", "v2.resized_crop"), 12),
+    **dict.fromkeys(("v2.adjust_contrast", "v2.adjust_saturation", "v2.adjust_hue"), 1),
+    **dict.fromkeys(("v2.adjust_sharpness", "v2.autocontrast", "v2.rgb_to_grayscale"), 1),
+    **dict.fromkeys(("v1t.gaussian_blur", "v2.gaussian_blur"), 1),
+}
 _TABLES = ("imageops.invert", "imageops.posterize", "imageops.solarize", "fpil.adjust_gamma")
 _GREYS = ("fpil.to_grayscale", "v2.rgb_to_grayscale", "v2.to_grayscale")
 _FLIPS = {"hflip": 0, "horizontal_flip": 0, "vflip": 1, "vertical_flip": 1}
 _SCALING = ("to_tensor", "pil_to_tensor", "as_subclass", "v1t.convert_image_dtype")
 _LEVELS = np.arange(256, dtype=np.float32).reshape(1, 256)
+
+
+def levels_off(op: str) -> int:
+    """Return by how many levels of 256 a device's ``op`` differs from torchvision's at most.
+
+    In our tests, from one image to another: what follows may make more of it.
+    """
+    return _OFF.get(op, 0)
 
 
 def bytes_kinds(row: Row, height: int, width: int) -> list[Kind] | None:
