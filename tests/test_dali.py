@@ -3,7 +3,9 @@
 Pixels on the CPU are held against stock's to the bit: with fast=().
 """
 
+import re
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
 from dataloaders import DataLoader
-from dataloaders.errors import OptionError
+from dataloaders.errors import BackendWarning, OptionError
 from helpers.codes import CODES, COLLATIONS, STACKED, Codes
 from helpers.compare import assert_same, assert_same_epochs, run_epochs, seed_everything
 from helpers.photos import SIZE, Digits, Files, Opened, folder
@@ -227,6 +229,23 @@ def test_the_plan_names_each_call_and_where_it_runs():
         assert text in plan
 
 
+def test_the_plan_for_a_gpu_says_what_the_cpu_makes(monkeypatch):
+    monkeypatch.setattr("backends.dali.explain.device_of", lambda name: torch.device("cuda:0"))
+    first = v1.RandomResizedCrop(16), v1.ColorJitter(0.5)
+    turned = v1.RandomRotation((30, 30), v1.InterpolationMode.BILINEAR)
+    gpu, here = "cuda:0", "2 threads"
+    for steps, collate_fn, places in (
+        ((*first, v1.GaussianBlur(3)), None, [f"DALI on {gpu}", gpu, gpu]),
+        ((*first, turned), None, [here, here, gpu]),
+        (first, list, [here, here, here]),
+    ):
+        data = folder(v1.Compose([*steps, *FLOATS]))
+        plan = DataLoader(data, 4, backend=Dali(threads=2), collate_fn=collate_fn).explain()
+        assert [stage.where for stage in plan.stages[3:]] == places
+        off = "resize((16, 16), 2, None, None) (at most 12 of 256" in str(plan)
+        assert off is (places[1] == gpu)
+
+
 class Looks(Opened):
     """Looks at its pixels."""
 
@@ -236,22 +255,86 @@ class Looks(Opened):
         return self.transform(image), dark
 
 
-class Counts(Looks):
-    """Whose code makes another sample when it is run once more."""
+class Unsteady:
+    """A transform whose samples are others when they are made once more."""
 
     calls = 0
 
-    def __getitem__(self, index):
+    def __call__(self, image):
         self.calls += 1
-        return F.to_tensor(Image.open(folder().samples[index][0])) * self.calls
+        return F.to_tensor(image.resize((9, 9))) * self.calls
 
 
-def test_the_plan_names_the_line_that_looks_at_pixels_and_code_that_differs():
-    _, ours = pair(Looks(V1))
-    assert "test_dali.py" in str(ours.explain())
-    assert_stocks(Looks(V1), seed=1)
-    _, ours = pair(Counts())
-    assert "its pixels or other values differ" in str(ours.explain())
+def exact(image):
+    made = F.to_tensor(image.resize((9, 9)))
+    if type(made) is not torch.Tensor:
+        raise TypeError("no tensor of torch's own")
+    return made
+
+
+class Partly(Files):
+    """Some of its samples cannot be read."""
+
+    unread = (3, 10)
+
+    def __getitem__(self, index):
+        if index in self.unread:
+            raise LookupError(f"no sample {index}")
+        return super().__getitem__(index)["image"]
+
+
+class Tells(Partly):
+    """None of those that are proved on can be read; the others tell whether they were recorded."""
+
+    unread = (0, 3, 7, 10)
+
+    def __getitem__(self, index):
+        image = super().__getitem__(index)
+        return image, type(image) is torch.Tensor
+
+
+SAID = {
+    "a map that looks": (Looks(V1), "decoded where .* Image.im at .*test_dali.py"),
+    "a map that differs": (folder(Unsteady()), "makes all pixels: samples .* have other values"),
+    "a map that stops": (
+        folder(exact), r"makes all pixels: recording stops: TypeError: no tensor .* at .*test_dali"
+    ),
+    "a map that cannot be read": (
+        Tells(V1), r"makes all pixels: reading samples \[0, 3\] of Tells failed: LookupErr"
+    ),
+    "a stream": (Streamed(V1), r"pil.resize|resized_crop|pil.crop"),
+    "a stream that differs": (Streamed(Unsteady()), "all pixels: Streamed would have other values"),
+    "a stream that fails": (Streamed(exact), "could not be recorded: TypeError: no tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("dataset", "said"), SAID.values(), ids=SAID)
+def test_what_is_not_proved_is_not_recorded_and_the_plan_says_why(dataset, said):
+    """Under workers: their copies of a dataset begin anew in each epoch."""
+    sampler = {} if isinstance(dataset, Streamed) else {"sampler": [1, 2, 4, 5, 6]}
+    theirs, ours = pair(dataset, batch_size=2, num_workers=1, seed=1, **sampler)
+    assert re.search(said, str(ours.explain()))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        got = [list(ours), list(ours)]
+    assert_same(got, [list(theirs), list(theirs)])
+    assert [each.category for each in warned] == [BackendWarning] * ("other values" in said)
+
+
+def test_samples_that_can_be_read_are_proof_enough():
+    plan = str(pair(Partly(V1))[1].explain())
+    assert "resize" in plan
+    assert "all pixels" not in plan
+
+
+def test_another_transform_is_proved_again():
+    data = folder(V1)
+    theirs, ours = pair(data, num_workers=1, seed=1)
+    assert_same(list(ours), list(theirs))
+    data.transform = Unsteady()
+    with pytest.warns(BackendWarning, match="would have other values"):
+        got = list(ours)
+    assert_same(got, list(theirs))
 
 
 @pytest.mark.parametrize(
@@ -293,6 +376,16 @@ def test_images_of_another_dtype_and_memory_format(dtype):
             assert images.is_contiguous(memory_format=torch.channels_last)
             to = dtype if wanted[name].is_floating_point() else torch.uint8
             assert_same(images.contiguous(), wanted[name].to(to))
+
+
+@pytest.mark.parametrize("data", [Looks(V1), Streamed(Unsteady())], ids=["looks", "differs"])
+@pytest.mark.filterwarnings("ignore:dali. the dataset's own code:dataloaders.errors.BackendWarning")
+def test_dtype_and_memory_format_of_batches_that_are_not_recorded(data):
+    backend = Dali(dtype=torch.bfloat16, memory_format=torch.channels_last)
+    for batch in DataLoader(data, 4, num_workers=1, backend=backend, device="cpu"):
+        images = batch[0]
+        assert images.dtype is torch.bfloat16
+        assert images.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.gpu

@@ -1,15 +1,19 @@
 """Under backend="dali" an error is the dataset's own, at its batch, and the epoch goes on."""
 
+import io
 import zlib
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import Sampler
+from PIL import Image
+from torch.utils.data import Dataset, Sampler
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from dataloaders import DataLoader
+from dataloaders.errors import BackendUnavailable, BackendWarning
 from helpers.compare import assert_same
 from helpers.image_files import image_files
 from helpers.photos import SIZE, folder, write_folder
@@ -121,6 +125,65 @@ class Skips(ImageFolder):
 def test_a_dataset_that_catches_the_error_of_a_broken_file(tmp_path):
     data = damaged(write_folder(tmp_path, format="PNG"), [cut, wrong_inside], Skips)
     assert compared(data, num_workers=1) == []
+
+
+class Zeros(ImageFolder):
+    """Gives no image for one that cannot be read."""
+
+    def __getitem__(self, index):
+        try:
+            return super().__getitem__(index)
+        except OSError:
+            return torch.zeros(3, 16, 16), -1
+
+
+@pytest.mark.parametrize("bad", [2, 3])
+def test_several_batches_in_a_row_that_only_the_dataset_can_make(bad, tmp_path):
+    data = Zeros(write_folder(tmp_path, format="PNG"), CHAIN)
+    for path, _ in data.samples[4 : 4 + bad]:
+        wrong_inside(Path(path))
+    backend = Dali(dtype=torch.bfloat16)
+    ours = iter(DataLoader(data, num_workers=1, backend=backend, device="cpu"))
+    good = [next(ours) for _ in range(4)]
+    with pytest.warns(BackendWarning, match="the dataset itself made it"):
+        good += [next(ours) for _ in range(2)]
+    if bad == 3:
+        with pytest.raises(BackendUnavailable, match="3 batches in a row"):
+            next(ours)
+    good += ours
+    assert {images.dtype for images, _ in good} == {torch.bfloat16}
+    assert [int(label) for _, label in good].count(-1) == 2
+
+
+class Packed(Dataset):
+    """PNG images in one file, which is opened when the first of them is read."""
+
+    file = None
+
+    def __init__(self, folder, images):
+        self.place = folder / "images"
+        self.place.write_bytes(b"".join(images))
+        self.ends = list(accumulate(map(len, images)))
+
+    def __len__(self):
+        return len(self.ends)
+
+    def __getitem__(self, index):
+        if self.file is None:
+            self.file = open(self.place, "rb")  # noqa: SIM115
+        begin = self.ends[index - 1] if index else 0
+        self.file.seek(begin)
+        image = Image.open(io.BytesIO(self.file.read(self.ends[index] - begin)))
+        return CHAIN(image.convert("RGB")), index
+
+
+def test_a_file_that_a_dataset_opens_late_is_not_opened_here(tmp_path):
+    """Else workers that are forked later would share its offset, and read other samples."""
+    files = sorted(write_folder(tmp_path / "png", 40, format="PNG").rglob("*.png"))
+    wrong_inside(files[2])
+    data = Packed(tmp_path, [file.read_bytes() for file in files])
+    assert len(compared(data, batch_size=2, num_workers=2)) == 2
+    assert data.file is None
 
 
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency:UserWarning")

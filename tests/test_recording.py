@@ -34,7 +34,7 @@ def test_a_recorded_sample_is_the_datasets_own(name: str) -> None:
     made, count = as_recorded(dataset)
     assert [equal(*pair) for pair in zip(made, expected, strict=True)] == [True] * len(dataset)
     if how == "all":
-        looks = [recorded.describe_sample(dataset, index)["looks"] for index in range(len(dataset))]
+        looks = [recorded.looks_of(dataset, index) for index in range(len(dataset))]
         assert (count, looks) == (len(dataset), [[]] * len(dataset))
     else:
         assert (count > 0) == (how == "some")

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 from torchvision import transforms as v1
+from torchvision.transforms import functional as F
 
 pytest.importorskip("nvidia.nvimgcodec", reason="needs nvImageCodec, which comes with DALI")
 
@@ -15,7 +17,7 @@ from dataloaders.replaying import ReplayError
 from dataloaders.replaying.host import HostReplay
 from helpers.compare import assert_same
 from helpers.pictures import saved, smooth
-from helpers.recorded import Photos, both
+from helpers.recorded import Photos, both, recording
 
 SIDES = [(61, 83), (48, 50), (90, 40), (70, 71), (52, 97)]
 FILES = [saved(smooth(seed, *sides), quality=80 + seed) for seed, sides in enumerate(SIDES)]
@@ -75,6 +77,38 @@ def test_a_file_that_fails_is_named_and_leaves_the_others_alone(replay):
     with pytest.raises(ReplayError, match=r"\[1, 3\]"):
         replay.apply(recorded._replace(files=files))
     assert_same(replay.apply(recorded), stock)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (MemoryError(), MemoryError),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),
+        (torch.AcceleratorError("CUDA error: an illegal memory access"), torch.AcceleratorError),
+        (RuntimeError("CUDA driver error: 999"), RuntimeError),
+        (RuntimeError("shapes do not fit"), ReplayError),
+        (OSError("CUDA.png is truncated"), ReplayError),
+    ],
+    ids=repr,
+)
+def test_only_errors_of_a_sample_are_left_to_its_dataset(replay, error, raised):
+    def decode(file, window):
+        raise error
+
+    _, recorded = both(Photos(FILES, v1.Compose([v1.RandomCrop(32), v1.ToTensor()])))
+    replay.decoder.decode = decode
+    with pytest.raises(raised) as caught:
+        replay.apply(recorded)
+    assert caught.type is raised
+
+
+def test_no_room_for_an_image_is_no_error_of_its_file(replay):
+    """As the allocator says it: 3 TB are asked for."""
+    data = Photos(FILES, lambda image: F.resize(F.pil_to_tensor(image), [10**6, 10**6]))
+    (recorded,) = recording(DataLoader(data, len(FILES), collate_fn=list))
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        replay.apply(recorded)
+    assert not isinstance(caught.value, ReplayError)
 
 
 @pytest.mark.parametrize("progressive", [False, True])

@@ -15,9 +15,9 @@ from torchvision.transforms.functional import to_tensor
 from backends.stock import Stock
 from dataloaders import DataLoader
 from dataloaders.recording.worker import recording_changes
-from dataloaders.replaying.evaluate import replayed
 from dataloaders.specification import view_of
 from helpers.compare import assert_same
+from helpers.recorded import replayed
 
 TorchLoader = torch.utils.data.DataLoader
 SMALLEST = 2 << 20  # of a batch of files in a slot

@@ -28,7 +28,7 @@ from .needed import check_dali
 
 check_dali()
 
-from .explain import explained, obstacle_of  # noqa: E402 - whoever lacks DALI is told so first
+from .explain import explained, obstacle_of  # noqa: E402 - after check_dali(), which says what is missing
 from .numbers import candidates, numbers_of  # noqa: E402
 from .replay import Replayed  # noqa: E402
 
@@ -57,9 +57,9 @@ class Dali(Backend):
             most 32 (8 with a CUDA device).
         depth: batches made ahead of the loop; "auto": what was learned, else 3 (4 on a device).
         fast: calls that may differ by rounding because they are faster; ``("resize",)`` or ``()``.
-        dtype: a float dtype for images that end as floats, such as ``torch.bfloat16``; each value
-            is rounded to it once. None: the dataset's own.
-        memory_format: ``torch.channels_last`` or ``torch.contiguous_format`` for those images.
+        dtype: a float dtype for the images of a batch, its float tensors of 3 dimensions or more,
+            such as ``torch.bfloat16``; each value is rounded to it once. None: the dataset's own.
+        memory_format: ``torch.channels_last`` or ``torch.contiguous_format`` for tensors of 4.
         hw_decoder_load: the share of JPEG files that the decoding engine of a GPU takes, if it has
             one. Between 0 and 1 a file's pixels depend on its place in the batch.
 

@@ -1,7 +1,7 @@
 """Decode JPEG files on the CPU by nvImageCodec, DALI's own decoder library: whole, or a window.
 
     file, window or None ──> uint8 [H, W, 3], Pillow's RGB to the bit
-                        └──> None where Pillow has to have the say: it decodes, or raises
+                        └──> None: Pillow must decode it, or raise
 
 Left to Pillow: other formats, CMYK, more than 8 bits, windows that reach outside or are one pixel
 wide (libjpeg then ignores the neighbouring chroma), and files that fail. A damaged file does not

@@ -1,21 +1,23 @@
-"""What is recorded of a dataset's samples, found in a process of its own; told as a `Plan`."""
+"""Find what is recorded of a dataset's samples, in a process of its own; return it as a `Plan`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import default_collate
 
 from dataloaders.backend import Specification
-from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan, Stage
-from dataloaders.recording.program import RecordedBatch
-from dataloaders.recording.worker import describe_sample
-from dataloaders.replaying.evaluate import replayed
-from dataloaders.replaying.proof import prove
+from dataloaders.recording.program import Node, RecordedBatch, ordered, unpack
+from dataloaders.replaying.device import made_on_device
+from dataloaders.replaying.evaluate import wanted_of
+from dataloaders.replaying.grouped import levels_off
+from dataloaders.replaying.host import HostReplay
+from dataloaders.replaying.proof import Proof, prove
 from dataloaders.specification import device_of, iterates_itself, sampling_of
 
 from .numbers import Numbers
@@ -36,21 +38,73 @@ def obstacle_of(loader: Specification) -> str | None:
     return None
 
 
-def unequal(loader: Specification) -> str | None:
-    """Return how a recorded sample differs from the dataset's own; None: those tried do not.
+def proof_of(loader: Specification) -> Proof | str:
+    """Return what recording does to samples of ``loader``, or why that is not known.
 
-    Makes up to four samples both ways. An iterable dataset is not asked: it cannot begin again.
+    Reads samples the first time, and when the dataset, one of its transforms or the collate_fn is
+    another object.
     """
-    found = prove(loader, "files", _finished, _nothing)
-    return None if isinstance(found, str) else found.differs  # its workers will show what is wrong
+    attributes = getattr(loader.dataset, "__dict__", {})
+    parts = [loader.dataset, loader.collate_fn, *map(attributes.get, _TRANSFORMS)]
+    key = tuple(map(id, parts))
+    known = _KNOWN.get(loader)
+    if known is None or known[0] != key:
+        known = _KNOWN[loader] = key, prove(loader, "files", _finished, _calls)
+    return known[1]
 
 
-def _nothing(batch: Any) -> None:
-    """Return what is to be known of a recorded batch."""
+def obstacle_to_recording(found: Proof | str) -> str | None:
+    """Return why the dataset's own code makes all pixels; None if it is recorded."""
+    return found if isinstance(found, str) else found.differs
+
+
+_TRANSFORMS = ("transform", "transforms", "target_transform")
+_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[tuple[int, ...], Proof | str]]
+_KNOWN = weakref.WeakKeyDictionary()
 
 
 def _finished(batch: Any) -> Any:
-    return replayed(batch) if isinstance(batch, RecordedBatch) else batch
+    if not isinstance(batch, RecordedBatch):
+        return batch
+    from .decode import WindowDecoder
+
+    with closing(HostReplay(WindowDecoder(), 1)) as replay:
+        return replay.apply(batch)
+
+
+class _Call(NamedTuple):
+    """A recorded call; with a GPU: whether the device makes it, and how many levels off."""
+
+    text: str
+    there: bool
+    off: int
+
+
+def _calls(batch: Any) -> list[_Call]:
+    """Return the steps of one sample of a recorded batch, in order."""
+    if not isinstance(batch, RecordedBatch):
+        return []
+    nodes, slots = unpack(batch)
+    there = dict(zip(nodes, made_on_device(batch), strict=True))
+    roots = [nodes[number] for number in wanted_of(batch.rest)]
+    stacks = [node for node in nodes if node.op == "torch.stack"]
+    for node in stacks:
+        node.inputs = node.inputs[:1]
+    if not stacks and batch.again is not None and isinstance(batch.again.keys, list):
+        roots = roots[: max(1, len(roots) // len(batch.again.keys))]
+    return [
+        _Call(_call(node, slots), there[node], levels_off(node.op))
+        for node in ordered(roots)
+        if node not in stacks
+    ]
+
+
+def _call(node: Node, slots: Sequence[Any]) -> str:
+    args = list(map(repr, node.args))
+    if not node.inputs:
+        args[0] = f"{len(slots[node.args[0]])} bytes"
+    args += [f"{name}={value!r}" for name, value in node.kwargs]
+    return f"{node.op}({', '.join(args)})"
 
 
 def explained(options: Dali, loader: Specification, numbers: Numbers) -> Plan:
@@ -59,54 +113,53 @@ def explained(options: Dali, loader: Specification, numbers: Numbers) -> Plan:
     if obstacle is not None:
         return Plan(options.name, obstacle=obstacle)
     device = device_of(getattr(loader, "device", None))
-    first = None if isinstance(loader.dataset, IterableDataset) else 0
-    record: Any = None
-    try:
-        record = observe(loader, partial(_look, first))
-        unknown = "" if record else "the first sample could not be read"
-    except Unobserved as error:
-        unknown = str(error)
+    found = proof_of(loader)
+    unrecorded = obstacle_to_recording(found)
+    facts = [] if isinstance(found, str) or unrecorded else found.facts
+    calls: list[_Call] = next(filter(None, facts), [])
     workers = loader.num_workers
     where = f"{workers} worker process{'es' * (workers > 1)}" if workers else "this process"
+    on = ", on stand-ins" if unrecorded is None else ""
+    code = f"the dataset's own code and random numbers{on and on + ' for images'}"
     stages = (
         Stage("sampler", "this process", sampling_of(loader)),
-        Stage("fetch", where, "the dataset's own code and random numbers, on stand-ins for images"),
-        Stage("collate", where, _collation(loader)),
-        *_replay(record, options, device, numbers.threads),
+        Stage("fetch", where, code),
+        Stage("collate", where, _collation(loader) + on),
+        *_replay(calls, options, device, numbers.threads),
     )
-    notes = tuple(_notes(loader, numbers, record, unknown, device))
+    notes = tuple(_notes(loader, numbers, found, calls, device))
     return Plan(options.name, stages, str(device), notes=notes)
 
 
-def _look(key: int | None, dataset: Any) -> dict[str, Any] | None:
-    """Describe a sample; None if it cannot be read."""
-    try:
-        return describe_sample(dataset, key)
-    except Exception:  # it is raised when that sample is asked for
-        return None
+def _replay(
+    recorded: Sequence[_Call], options: Dali, device: torch.device, threads: int
+) -> Iterator[Stage]:
+    stages: dict[tuple[str, bool], list[_Call]] = {}
+    for call in recorded:
+        op = call.text.partition("(")[0]
+        if op not in ("array", "pixels", "tensor"):
+            stage = "normalise" if op.startswith(_TENSORS) else "augment"
+            stage = "decode" if op in ("open", "decode") else stage
+            there = call.there and device.type == "cuda"
+            stages.setdefault((stage, there), []).append(call)
+    for stage, there in sorted(stages, key=lambda key: (_STAGES.index(key[0]), key[1])):
+        calls = stages[stage, there]
+        where = str(device) if there else f"{threads} thread{'s' * (threads > 1)}"
+        if stage == "decode":
+            yield Stage(stage, f"DALI on {device}" if there else where, _DECODED[there])
+            continue
+        told = [call.text + _OFF.format(call.off) * (there and call.off > 0) for call in calls]
+        resized = not there and options.fast and any("pil.resize" in text for text in told)
+        yield Stage(stage, where, ", ".join(told) + _RESIZED * bool(resized))
 
 
-def _replay(record: Any, options: Dali, device: torch.device, threads: int) -> Iterator[Stage]:
-    if not record or not record["calls"]:
-        return
-    gpu = device.type == "cuda"
-    count = f"{threads} thread{'s' * (threads > 1)}"
-    sources = [call for call in record["calls"] if call.startswith(("open(", "decode("))]
-    if sources:
-        how = "nvJPEG; near to Pillow's pixels, not equal" if gpu else "nvImageCodec: JPEG windows"
-        how += "; other files: Pillow, in threads"
-        yield Stage("decode", f"DALI on {device}" if gpu else count, how)
-    made = ("open(", "decode(", "array(", "pixels(", "tensor(")
-    calls = [call for call in record["calls"] if not call.startswith(made)]
-    images = [call for call in calls if not call.startswith(_TENSORS)]
-    tensors = [call for call in calls if call.startswith(_TENSORS)]
-    if images:
-        how = ", ".join(images)
-        if not gpu and options.fast and any("resize" in call for call in images):
-            how += "; bilinear resizing by torch: 1 level off, rarely 2 (fast=() for Pillow's)"
-        yield Stage("augment", str(device) if gpu else count, how)
-    if tensors:
-        yield Stage("normalise", str(device) if gpu else count, ", ".join(tensors))
+_STAGES = "decode", "augment", "normalise"
+_DECODED = {
+    True: "nvJPEG; near to Pillow's pixels, not equal; other files: Pillow, in threads",
+    False: "nvImageCodec: JPEG windows; other files: Pillow",
+}
+_OFF = " (at most {} of 256 levels off)"
+_RESIZED = "; bilinear resizing by torch: 1 level off, rarely 2 (fast=() for Pillow's)"
 
 
 def _collation(loader: Specification) -> str:
@@ -114,11 +167,15 @@ def _collation(loader: Specification) -> str:
         return "none: samples one by one"
     function: Any = loader.collate_fn
     name = getattr(function, "__name__", type(function).__name__)
-    return f"{'torch' if function is default_collate else 'your'}'s {name}, on stand-ins"
+    return f"{'torch' if function is default_collate else 'your'}'s {name}"
 
 
 def _notes(
-    loader: Specification, numbers: Numbers, record: Any, unknown: str, device: torch.device
+    loader: Specification,
+    numbers: Numbers,
+    found: Proof | str,
+    calls: Sequence[_Call],
+    device: torch.device,
 ) -> Iterator[str]:
     yield f"up to {numbers.depth} batches are made ahead by a thread of this process"
     chosen = f"threads={numbers.threads}, depth={numbers.depth}"
@@ -126,13 +183,12 @@ def _notes(
         yield f"{chosen}: as tune() learned for this dataset on this machine"
     elif numbers.by == "rule":
         yield f"{chosen}: by a rule; dataloaders.tune(loader) measures what is best here"
-    if unknown:
-        yield f"nothing is known of its samples: {unknown}"
-    elif not record["calls"]:
+    unrecorded = obstacle_to_recording(found)
+    if unrecorded is not None:
+        yield f"the dataset's own code makes all pixels: {unrecorded}"
+    elif not calls:
         yield "nothing of a sample is recorded: its own code makes what travels"
-    elif record["differs"]:
-        yield f"the dataset's own code makes all pixels: of its first sample, {record['differs']}"
-    for look in dict.fromkeys(record["looks"] if record else ()):
+    for look in dict.fromkeys([] if isinstance(found, str) else found.looks):
         yield f"decoded where the dataset's code runs: {look}"
     if not loader.num_workers:
         yield "num_workers=0: the dataset's code runs on the loop's thread; give it workers"

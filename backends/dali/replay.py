@@ -1,31 +1,36 @@
 """What the prefetch thread does with a batch that workers recorded.
 
 RecordedBatch ──HostReplay or DeviceReplay──> batch
-a file that cannot be decoded ──> Unfinished ──loop's thread──> the dataset is asked again
+a file that cannot be decoded ──> Unfinished ──loop's thread──> the dataset makes the batch itself,
+                                               in a process like the worker that recorded it
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from dataloaders.backend import Remainder, Specification
-from dataloaders.batches.tree import Batch
+from dataloaders.batches.tree import Batch, map_tensors
 from dataloaders.errors import BackendUnavailable, BackendWarning
-from dataloaders.recording.program import RecordedBatch
+from dataloaders.observing import Unobserved, observe
+from dataloaders.recording.program import Again, RecordedBatch
 from dataloaders.recording.worker import ask_again, recording_changes
 from dataloaders.replaying import ReplayError
-from dataloaders.replaying.host import HostReplay
+from dataloaders.replaying.host import HostReplay, finished
+from dataloaders.replaying.proof import Proof
 from dataloaders.specification import device_of, view_of
 
-from .explain import unequal
+from .explain import obstacle_to_recording, proof_of
 from .numbers import Numbers
 
 if TYPE_CHECKING:
@@ -56,20 +61,19 @@ class Replayed(Remainder):
         self._asked: Specification | None = None
         self._pins = False
         self._in_a_row = 0
-        self._unequal: str | None = None
-        self._compared = False
+        self._proof: Proof | str | None = None
+        self._form = options.dtype, options.memory_format
 
     def changes(self, loader: Specification) -> dict[str, Any]:
         """See `Remainder`; what is recorded is `recorded`'s to say."""
-        if not self._compared:
-            self._compared = True
-            self._unequal = unequal(loader)
-            if self._unequal is not None:
-                warnings.warn(
-                    f"dali: the dataset's own code makes all pixels: {self._unequal}",
-                    BackendWarning,
-                    stacklevel=6,
-                )
+        found = proof_of(loader)
+        if found is not self._proof and not isinstance(found, str) and found.differs is not None:
+            warnings.warn(
+                f"dali: the dataset's own code makes all pixels: {found.differs}",
+                BackendWarning,
+                stacklevel=6,
+            )
+        self._proof = found
         self._pins = loader.pin_memory and torch.accelerator.is_available()
         # As many tasks as torch draws at iter(), where its sampler's errors are raised.
         return {"pin_memory": False, "prefetch_factor": loader.prefetch_factor}
@@ -77,7 +81,7 @@ class Replayed(Remainder):
     def recorded(self, loader: Specification) -> Specification:
         """Return a view of ``loader``, which may be seeded, whose workers record."""
         self._asked = view_of(loader)
-        if self._unequal is not None:
+        if self._proof is None or obstacle_to_recording(self._proof) is not None:
             return loader
         return view_of(loader, **recording_changes(loader))
 
@@ -94,7 +98,7 @@ class Replayed(Remainder):
                 batch = self._replayed(batch)
             except ReplayError as error:
                 return Unfinished(batch, error)
-        batch = move(batch)
+        batch = self._finished(move(batch))
         return pin_memory(batch) if self._pins else batch  # type: ignore[no-untyped-call]
 
     def received(self, batch: Batch) -> Batch:
@@ -108,10 +112,9 @@ class Replayed(Remainder):
         if not isinstance(batch, Unfinished):
             self._in_a_row = 0
             return batch
-        assert self._asked is not None
         if batch.recorded.again is None:  # a stream cannot be asked again
             raise batch.cause.__cause__ or batch.cause
-        made = ask_again(batch.recorded.again, self._asked)
+        made = self._finished(self._asked_again(batch.recorded.again, batch.cause))
         self._in_a_row += 1
         cause = f"{batch.cause}"[:300]
         if self._in_a_row >= _MOST_IN_A_ROW:
@@ -120,7 +123,7 @@ class Replayed(Remainder):
                 f"can ({cause}); use backend='prefetch', and report this error"
             ) from batch.cause
         warnings.warn(
-            f"dali could not make a batch ({cause}); the dataset itself made it, on this thread",
+            f"dali could not make a batch ({cause}); the dataset itself made it",
             BackendWarning,
             stacklevel=4,
         )
@@ -129,6 +132,26 @@ class Replayed(Remainder):
     def describe(self) -> str:
         """See `Remainder`."""
         return "images are decoded and transformed in bulk"
+
+    def _finished(self, batch: Batch) -> Batch:
+        """Return ``batch`` in the dtype and memory order of the options."""
+        if self._form == (None, torch.preserve_format):
+            return batch
+        return map_tensors(batch, lambda tensor: finished(tensor, *self._form))
+
+    def _asked_again(self, again: Again, cause: ReplayError) -> Batch:
+        """Return a batch made by the dataset itself, where the loader runs its code."""
+        loader = self._asked
+        assert loader is not None
+        make = partial(ask_again, again, loader.collate_fn, loader._auto_collation)
+        if loader.num_workers == 0:
+            return make(loader.dataset)
+        try:
+            return observe(loader, make, timeout_s=loader.timeout or math.inf)
+        except Unobserved as error:
+            raise BackendUnavailable(
+                f"dali could not make a batch ({cause}), and the dataset cannot be asked: {error}"
+            ) from cause
 
     def _replayed(self, batch: RecordedBatch) -> Batch:
         with self._lock:  # a loader may have two live iterators, each with a thread
@@ -140,9 +163,9 @@ class Replayed(Remainder):
         from .decode import WindowDecoder
 
         options = self._options
-        shape = (options.dtype, options.memory_format)
-        host = HostReplay(WindowDecoder(), self._threads, "resize" not in options.fast, *shape)
-        weakref.finalize(self, host.close)  # its threads end with this object, whoever drops it
+        exact = "resize" not in options.fast
+        host = HostReplay(WindowDecoder(), self._threads, exact, *self._form)
+        weakref.finalize(self, host.close)  # its threads end with this object
         if self._device.type != "cuda":
             return host
         from dataloaders.replaying.device import DeviceReplay

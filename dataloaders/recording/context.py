@@ -9,6 +9,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -140,12 +141,15 @@ _LIBRARIES = {"PIL", "dataloaders", "numpy", "torch", "torchvision"}
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 
 
+def is_users(frame: FrameType) -> bool:
+    """Whether ``frame`` runs code that is in no library."""
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    return package not in _LIBRARIES and not frame.f_code.co_filename.startswith(_INSTALLED)
+
+
 def _place() -> str:
-    """Return "file:line" of the innermost frame of code that is in no library."""
+    """Return "file:line" of the innermost frame of the user's code."""
     frame = sys._getframe(2)
-    while frame.f_back is not None:
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package not in _LIBRARIES and not frame.f_code.co_filename.startswith(_INSTALLED):
-            break
+    while frame.f_back is not None and not is_users(frame):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import io
 import logging
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -21,9 +22,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, get_worker
 from dataloaders.batches.tree import map_children
 from dataloaders.batches.whole import ShowsDataset
 from dataloaders.recording import hooks, ops, tensor
-from dataloaders.recording.context import Recorder, recorder, recording, suspended
+from dataloaders.recording.context import Recorder, is_users, recorder, recording, suspended
 from dataloaders.recording.posing import posed
-from dataloaders.recording.program import Again, Node, ordered, pack
+from dataloaders.recording.program import Again, Node, pack
 from dataloaders.recording.ring import FileRing, segment
 from dataloaders.recording.tail import Trailing, obstacle, trailing
 from dataloaders.seeding.states import random_states_kept, restore, states_now
@@ -59,19 +60,33 @@ def recorded(
     return kind(dataset, state), _Collate(collate_fn, state), state
 
 
-def ask_again(again: Again, loader: Any) -> Any:
-    """Return a batch as ``loader`` itself makes it, with the draws of its worker.
+def ask_again(again: Again, collate_fn: Callable[[Any], Any], batched: bool, dataset: Any) -> Any:
+    """Return a batch as a loader of ``dataset`` makes it without recording, with equal draws.
 
     Raises:
         Exception: the dataset's own.
     """
-    kind, batched = loader._dataset_kind, loader._auto_collation
     with random_states_kept(cuda=False):
         restore(again.states)
-        fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-            kind, loader.dataset, batched, loader.collate_fn, loader.drop_last
-        )
-        return fetcher.fetch(again.keys)
+        (made,) = fetched(_DatasetKind.Map, dataset, batched, collate_fn, [again.keys])
+    return made
+
+
+def fetched(
+    kind: int,
+    dataset: Any,
+    batched: bool,
+    collate_fn: Callable[[Any], Any],
+    groups: Iterable[Any],
+) -> list[Any]:
+    """Return the batches of ``groups`` of keys as torch's workers make them.
+
+    Fewer if an iterable dataset ends.
+    """
+    fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+        kind, dataset, batched, collate_fn, False
+    )
+    return list(map(fetcher.fetch, groups))
 
 
 class State:
@@ -103,7 +118,13 @@ class State:
         """
         restore(again.states)
         made = make()
-        self.stopped = f"{type(error).__name__}: {error}"
+        lines = [
+            f" at {frame.f_code.co_filename}:{line}"
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if is_users(frame)
+        ]
+        text = " ".join(str(error).split())[:200]
+        self.stopped = f"{type(error).__name__}: {text}{''.join(lines[-1:])}"
         _log.info("recording stopped: %s", self.stopped)
         return made
 
@@ -268,59 +289,23 @@ def _memory(size: int) -> torch.Tensor:
     return segment(size) if get_worker_info() else torch.empty(size, dtype=torch.uint8)
 
 
-def describe_sample(dataset: Any, key: Any = None) -> dict[str, Any]:
-    """Return what is recorded of one sample; to be called in a process that observes.
-
-    Args:
-        dataset: the user's, or a seeded one.
-        key: which sample; an iterable dataset's first one if None.
-
-    Returns:
-        "calls": the steps, in order; "looks": what needed pixels, with file and line; "differs":
-        how the replayed sample differs from the dataset's own, None if it does not.
-    """
-    hooks.install()
-
-    def sample() -> Any:
-        return next(iter(dataset)) if key is None else dataset[key]
-
-    before, own, nodes = states_now(), Recorder(), list[Any]()
-    expected, after = sample(), states_now()
-    restore(before)
-    with recording(own, everywhere=True):
-        made = sample()
-    differs = None if equal(after, states_now()) else "its code draws other random numbers"
-    _mapped(made, lambda value: nodes.append(_sent(value)))
-    steps = ordered([each for each in nodes if isinstance(each, Node)])
-
-    def replayed(value: Any) -> Any:
-        found = _sent(value)
-        return ops.run([found])[0] if isinstance(found, Node) else found
-
-    if not equal(_mapped(made, replayed), expected):
-        differs = "its pixels or other values differ"
-    return {"calls": [_told(node) for node in steps], "looks": own.looks, "differs": differs}
-
-
-def _told(node: Node) -> str:
-    args = [f"{len(each)} bytes" if isinstance(each, bytes) else repr(each) for each in node.args]
-    args += [f"{name}={value!r}" for name, value in node.kwargs]
-    return f"{node.op}({', '.join(args)})"
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Whether two samples or batches are equal: types, strides, values."""
+def equal(one: Any, other: Any, *, strides: bool = True) -> bool:
+    """Whether two samples or batches are equal: types, values and, if wanted, strides."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        same = (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        same = (one.dtype, one.shape) == (other.dtype, other.shape)
+        same = same and (not strides or one.stride() == other.stride())
         return same and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and bool(np.array_equal(one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(equal, one, other))
+    children: tuple[list[Any], list[Any]] = [], []
+    for value, found in zip((one, other), children, strict=True):
+        map_children(value, found.append)
+    if any(children):
+        same = len(children[0]) == len(children[1])
+        same = same and (not isinstance(one, Mapping) or list(one) == list(other))
+        return same and all(equal(*pair, strides=strides) for pair in zip(*children, strict=True))
     same = one == other
     return type(one).__eq__ is cast(Any, object.__eq__) or bool(same)
 
@@ -345,5 +330,15 @@ def self_test() -> str | None:
             image.thumbnail((7, 7))
             return small, image, np.asarray(small.copy()), Image.fromarray(pixels).resize((3, 3))
 
-    found = describe_sample(Dataset(), 0)
-    return f"self-test: {found['differs']}" if found["differs"] or not found["calls"] else None
+    def replayed(value: Any) -> Any:
+        found = _sent(value)
+        return ops.run([found])[0] if isinstance(found, Node) else found
+
+    hooks.install()
+    dataset = Dataset()
+    expected = dataset[0]
+    with recording(Recorder(), everywhere=True):
+        made = dataset[0]
+    if not isinstance(_sent(made[0]), Node):
+        return "self-test: nothing is recorded"
+    return None if equal(_mapped(made, replayed), expected) else "self-test: its pixels differ"

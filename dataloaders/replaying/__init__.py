@@ -2,7 +2,7 @@
 
     RecordedBatch ──plan──> heads ──decoder──> images ──steps──> bytes ──pointwise──> batch
 
-evaluate.py   a batch, step by step, exactly as the dataset's own code
+evaluate.py   the steps that a batch refers to, and the batch with their values in place
 plan.py       what can be made in bulk
 host.py       decode and finish a batch in threads of the CPU
 device.py     decode and finish a batch on a device; jpeg.py: of which files
@@ -28,9 +28,10 @@ class ReplayError(Exception):
     """A batch cannot be made of what was recorded: its dataset has to be asked again.
 
     Attributes:
-        samples: the positions in the batch of those that failed.
+        samples: the positions in the batch of those that failed, if known.
     """
 
     def __init__(self, samples: list[int], cause: BaseException) -> None:
-        super().__init__(f"replaying failed at {samples}: {type(cause).__name__}: {cause}")
+        where = f" at {samples}" if samples else ""
+        super().__init__(f"replaying failed{where}: {type(cause).__name__}: {cause}")
         self.samples = samples

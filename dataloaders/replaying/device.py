@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from dataloaders.recording import program
-from dataloaders.recording.ops import run
 from dataloaders.recording.program import Node, RecordedBatch, ordered, unpack
 
 from . import DecodeError
 from .evaluate import put_back, wanted_of
 from .grouped import OF_BYTES, OF_FLOATS, Kind, bytes_kinds, do, float_kinds
-from .host import HostReplay
+from .host import HostReplay, made_of
 from .jpeg import is_common
 from .kernels import Array, upload
 from .plan import Row, Stack, plan
@@ -99,15 +98,14 @@ class DeviceReplay:
         # calls there take beside images.
         there = [stack.node for group in groups for stack in group.stacks]
         here = [node for node in wanted if set(there).isdisjoint(ordered([node]))]
-        values.update(zip(here, run(here, slots, values), strict=True))
+        values.update(zip(here, made_of(here, slots, values), strict=True))
         needed = ordered(wanted, dict.fromkeys([*there, *values], 0))
         beside = [node for node in needed if node.op == "tensor" and node not in values]
-        values.update(zip(beside, run(beside, slots), strict=True))
+        values.update(zip(beside, made_of(beside, slots, {}), strict=True))
         known = {node: self._moved(value) for node, value in values.items()}
         for group, images in zip(groups, decoded, strict=True):
             known.update(self._made(group, images))
-        made = map(host.finish, run(wanted, slots, known))
-        found = dict(zip(numbers, made, strict=True))
+        found = dict(zip(numbers, made_of(wanted, slots, known), strict=True))
         return put_back(batch.rest, found.__getitem__)
 
     def _groups(

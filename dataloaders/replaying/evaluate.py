@@ -1,4 +1,4 @@
-"""Make a recorded batch step by step: the very calls that were recorded, on the CPU."""
+"""Which steps a recorded batch refers to, and the batch with their values in place."""
 
 from __future__ import annotations
 
@@ -6,19 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dataloaders.batches.tree import map_children
-from dataloaders.recording.ops import run
-from dataloaders.recording.program import RecordedBatch, Ref, unpack
-
-
-def replayed(batch: RecordedBatch) -> Any:
-    """Return the batch, as the user's collate_fn would have returned it.
-
-    As in torch's workers, one thread of torch must run it: sums of floats depend on their number.
-    """
-    nodes, slots = unpack(batch)
-    numbers = wanted_of(batch.rest)
-    values = run([nodes[number] for number in numbers], slots)
-    return put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
+from dataloaders.recording.program import Ref
 
 
 def wanted_of(rest: Any) -> list[int]:

@@ -1,7 +1,7 @@
 """Make recorded batches in threads of the CPU.
 
 each image: window of its file ──decoder──> resized, flipped ──steps──> bytes ──> its place in
-the batch, whose memory is used again when nobody refers to it any more
+the batch, whose memory is used again after its last reference is gone
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ class HostReplay:
         threads: how many.
         exact: whether Pillow resizes its images itself. Else torch does where the filter is
             bilinear, for a third of the time: 1 level off at most, in one value of six.
-        dtype: what a batch's floats are rounded to; None: they stay.
+        dtype: what stacked images are rounded to in their last pass; None: they stay.
         memory_format: the memory order of stacked images.
 
     Attributes:
         tails: the last passes that it has made.
-        finish: rounds and orders a value that is not of a stack.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class HostReplay:
         self.decoder = decoder
         self._exact = exact
         self.memory_format = memory_format
-        self.finish = partial(finished, dtype=dtype, memory_format=memory_format)
         self.tails = Tails(dtype)
         self._shares = Shares(threads)
         self._pool = HostPool()
@@ -82,7 +80,7 @@ class HostReplay:
         known: dict[Node, Any] = {}
         begun = self.start_stacks(stacks, wanted, slots, known)
         self.wait(begun + self.start_values(apart, slots, known))
-        values = map(self.finish, run(wanted, slots, known))
+        values = made_of(wanted, slots, known)
         return put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
 
     def close(self) -> None:
@@ -187,6 +185,18 @@ class HostReplay:
         return out.permute(0, 3, 1, 2)
 
 
+def made_of(wanted: Sequence[Node], slots: Sequence[Any], known: dict[Node, Any]) -> list[Any]:
+    """Return what `run` does.
+
+    Raises:
+        ReplayError: it failed, and neither memory nor a device is the cause.
+    """
+    try:
+        return run(wanted, slots, known)
+    except Exception as error:
+        raise (error if _is_fatal(error) else ReplayError([], error)) from error
+
+
 def _sharing(stack: Stack) -> list[list[tuple[int, Row]]]:
     """Return the rows of ``stack`` and their places; those that share a first step together."""
     groups: dict[Node, list[tuple[int, Row]]] = {}
@@ -215,6 +225,7 @@ class Shares:
 
         Raises:
             ReplayError: some failed.
+            Exception: memory or the device failed.
         """
         failed = [failure for future in begun for failure in future.result()]
         if failed:
@@ -231,11 +242,19 @@ def _work(jobs: Iterator[tuple[int, Callable[[], None]]]) -> list[tuple[int, Exc
     for place, job in jobs:
         try:
             job()
-        except MemoryError:
-            raise
         except Exception as error:  # the dataset is asked for that sample, and raises its own
+            if _is_fatal(error):
+                raise
             failed.append((place, error))
     return failed
+
+
+def _is_fatal(error: Exception) -> bool:
+    """Whether memory or a device caused ``error``, and not a sample."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)):
+        return True
+    known = "CUDA", "out of memory", "bad_alloc", "DefaultCPUAllocator"
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in known)
 
 
 def finished(value: Any, dtype: torch.dtype | None, memory_format: torch.memory_format) -> Any:

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dataloaders.recording.worker import ask_again, describe_sample, recording_changes  # noqa: F401
-from dataloaders.replaying.evaluate import replayed
+from dataloaders.recording import context, hooks, ops, program, worker
+from dataloaders.replaying.evaluate import put_back, wanted_of
 from dataloaders.replaying.tail import DeviceTail
 from dataloaders.specification import view_of
 
@@ -101,6 +101,17 @@ def both(
     return stock, recorded
 
 
+def replayed(batch: Any) -> Any:
+    """Return a recorded batch, made step by step by the very calls that were recorded.
+
+    As in torch's workers, one thread of torch must run it: sums of floats depend on their number.
+    """
+    nodes, slots = program.unpack(batch)
+    numbers = wanted_of(batch.rest)
+    values = ops.run([nodes[number] for number in numbers], slots)
+    return put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
+
+
 def finished(batch: Any) -> Any:
     """Return what becomes of a batch that a worker has sent."""
     if is_recorded(batch):
@@ -114,7 +125,21 @@ def first(batch: Any) -> Any:
 
 def recording(loader: Any, upto: str = "files") -> Any:
     """Return a loader like this one that yields what it records."""
-    return view_of(loader, **recording_changes(loader, upto))
+    return view_of(loader, **worker.recording_changes(loader, upto))
+
+
+def ask_again(again: Any, loader: Any) -> Any:
+    """Return a batch that ``loader`` itself makes once more, in this process."""
+    return worker.ask_again(again, loader.collate_fn, loader._auto_collation, loader.dataset)
+
+
+def looks_of(dataset: Any, index: int) -> list[str]:
+    """Return what needed pixels when a sample was recorded."""
+    hooks.install()
+    own = context.Recorder()
+    with context.recording(own, everywhere=True):
+        dataset[index]
+    return own.looks
 
 
 def is_recorded(batch: Any) -> bool:
