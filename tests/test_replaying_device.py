@@ -289,11 +289,9 @@ def test_nothing_waits_for_a_device(case, monkeypatch):
     with fake_cuda(monkeypatch) as waiting:
         made = DeviceReplay(NoGraph(), host, cuda).apply(recorded)
         images, *masks = made if case == "masks" else [made]
-        assert (images.device, images.dtype, images.shape) == (
-            cuda,
-            torch.bfloat16,
-            (COUNT, 3, SIDE, SIDE),
-        )
+        assert (images.device, images.shape) == (cuda, (COUNT, 3, SIDE, SIDE))
+        if case in EXACT and case != "erasing":  # the last pass is all that there is
+            assert images.dtype == torch.bfloat16
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert [(mask.device, mask.dtype) for mask in masks] == [(cuda, torch.int64)] * len(masks)
         assert [copy for copy in waiting if "768" not in copy and "(3, 1, 1)" not in copy] == []
