@@ -6,7 +6,9 @@
 
 Images of equal size and last pass are made together, whatever they are stacked in. The CPU makes
 images whose file is no common JPEG, or that have a step before the last pass without a kernel
-here; and all images of a stack if a step after it has none. Nothing waits for the device.
+here; and all images of a stack if a step after it has none. Nothing waits for the device: the
+graph returns when its work is queued, so that the CPU's part of the next batch's decoding runs
+beside the device's work on this one.
 """
 
 from __future__ import annotations
