@@ -300,7 +300,7 @@ SAID = {
         folder(exact), r"makes all pixels: recording stops: TypeError: no tensor .* at .*test_dali"
     ),
     "a map that cannot be read": (
-        Tells(V1), r"makes all pixels: reading samples \[0, 3\] of Tells failed: LookupErr"
+        Tells(V1), r"makes all pixels: reading samples \[0, 3, 7, 10\] of Tells failed: LookupErr"
     ),
     "a stream": (Streamed(V1), r"pil.resize|resized_crop|pil.crop"),
     "a stream that differs": (Streamed(Unsteady()), "all pixels: Streamed would have other values"),
@@ -311,8 +311,10 @@ SAID = {
 @pytest.mark.parametrize(("dataset", "said"), SAID.values(), ids=SAID)
 def test_what_is_not_proved_is_not_recorded_and_the_plan_says_why(dataset, said):
     """Under workers: their copies of a dataset begin anew in each epoch."""
-    sampler = {} if isinstance(dataset, Streamed) else {"sampler": [1, 2, 4, 5, 6]}
-    theirs, ours = pair(dataset, batch_size=2, num_workers=1, seed=1, **sampler)
+    options = {"batch_size": 2}
+    if not isinstance(dataset, Streamed):
+        options = {"batch_sampler": [[1, 2], [4, 5], [6]], "batch_size": 1}
+    theirs, ours = pair(dataset, num_workers=1, seed=1, **options)
     assert re.search(said, str(ours.explain()))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -325,6 +327,19 @@ def test_samples_that_can_be_read_are_proof_enough():
     plan = str(pair(Partly(V1))[1].explain())
     assert "resize" in plan
     assert "all pixels" not in plan
+
+
+class Named(Files):
+    """Its samples have names."""
+
+    def __getitem__(self, name):
+        return super().__getitem__("abc".index(name))["image"]
+
+
+def test_samples_with_names_are_proved_and_recorded():
+    theirs, ours = pair(Named(V1), sampler=list("abca"), seed=1)
+    assert "resize" in str(ours.explain())
+    assert_same(list(ours), list(theirs))
 
 
 def test_another_transform_is_proved_again():

@@ -66,14 +66,16 @@ def prove(
             return f"{name} has no samples by index on which it could be proved"
         rounds: list[list[Any]] = [[[0] * size] if batched else [0] * size]
     else:
+        listed = isinstance(loader.sampler, (list, tuple))  # perhaps of names
         try:
-            count = len(dataset)
+            known = loader.sampler if listed else range(len(dataset))
         except Exception:  # the reason below says so
-            count = 0
-        if not count:
+            known = ()
+        if not known:
             return f"{name} has no len() or no samples, so that nothing could be proved on it"
-        last = min(count, _SAMPLES) - 1
-        keys = sorted({round(i * (count - 1) / max(1, last)) for i in range(last + 1)})
+        last = min(len(known), _SAMPLES) - 1
+        places = {round(i * (len(known) - 1) / max(1, last)) for i in range(last + 1)}
+        keys = [known[place] for place in sorted(places)]
         step = size if batched else 1
         groups = [keys[begin : begin + step] for begin in range(0, len(keys), step)]
         rounds = [[group if batched else group[0]] for group in groups]
