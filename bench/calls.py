@@ -111,19 +111,18 @@ def run(scale: Scale) -> Result:
             changes = recording_changes(loader)
             view = DataLoader(changes["dataset"], count, collate_fn=changes["collate_fn"])
             worst = [(0, 0.0)] * 3
-            there = False
+            places: set[bool] = set()
             for seed in range(_SEEDS):
                 expected, recorded = (_first(each, seed) for each in (loader, view))
-                begun = device.begin(recorded)
-                there = any(part.places for part in begun[3])
-                made = [host.apply(recorded) for host in hosts] + [device.finish(begun)]
+                places |= _places(recorded)
+                made = [each.apply(recorded) for each in (*hosts, device)]
                 found = [_difference(each, expected) for each in made]
                 worst = [max(pair) for pair in zip(worst, found, strict=True)]
             rows.append(
                 (
                     name,
                     *map(_told, worst[:2]),
-                    "the device" if there else "the CPU",
+                    _PLACES[frozenset(places)],
                     _told(worst[2]),
                 )
             )
@@ -137,6 +136,21 @@ def run(scale: Scale) -> Result:
         "have not been compared on a GPU yet.",
     )
     return Result(headings, tuple(rows), all(row[2] == "0" for row in rows), notes)
+
+
+_PLACES = {
+    frozenset({True}): "the device",
+    frozenset({False}): "the CPU",
+    frozenset({True, False}): "both",
+}
+
+
+def _places(recorded: Any) -> set[bool]:
+    """Return whether the device makes the images of a batch, or the CPU, or each some."""
+    from dataloaders.replaying.device import made_on_device
+
+    made = zip(recorded.program, made_on_device(recorded), strict=True)
+    return {there for step, there in made if step[0] == "open"}
 
 
 def _small(folder: Path, into: Path, count: int) -> list[Path]:

@@ -1,10 +1,9 @@
-"""DALI on a CUDA device: which engine decodes, and how much memory an epoch takes.
+"""DALI on a CUDA device: which engine decodes.
 
 dali_hw_decoder   the share of JPEG files that the hardware engine decodes (hw_decoder_load), whole
                   or windows ──> how far from Pillow, from another place in the batch, images/s
-dali_memory       what explain() predicts ──> beside what the device and torch report, by epoch
 
-Each setting of the first runs in a process of its own, because nvImageCodec 0.9.0 crashes on
+Each setting runs in a process of its own, because nvImageCodec 0.9.0 crashes on
 windows (its issue 55).
 """
 
@@ -18,11 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torchvision.datasets import ImageFolder
 
-from bench.dali import chain, dali_version, folder_of_photos, loader
-from bench.harness import Case, Result, Rows, Scale, device_here, finished, in_folder, version_of
+from bench.dali import dali_version, folder_of_photos
+from bench.harness import Case, Result, Scale, device_here, finished, in_folder, version_of
 from dataloaders.machine.resources import usable_cores
 
 HEADINGS = (
@@ -154,41 +151,6 @@ def _mapped(*names: str) -> list[str]:
     return sorted(file for file in files if any(name in file for name in names))
 
 
-@in_folder
-def run_memory(scale: Scale, folder: Path) -> Result:
-    device = device_here()
-    count, side = scale.pick(full=4096, tiny=8), scale.pick(full=224, tiny=16)
-    batch = scale.pick(full=256, tiny=4)
-    photos = folder_of_photos(folder, count, scale.pick(full=64, tiny=4))
-    ours = loader(
-        ImageFolder(str(photos), chain(side)), batch, backend="dali", device=device, drop_last=True
-    )
-    torch.zeros(1, device=device)
-    before, used = _free(device), []
-    for _ in range(3):
-        least = before
-        for _batch in ours:
-            least = min(least, _free(device))
-        finished(device)
-        used.append(before - least)
-    torchs = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    mib = 2**20
-    rows: Rows = (
-        *((f"taken from the device, epoch {n}", one / mib) for n, one in enumerate(used, 1)),
-        ("of which torch's, at most", torchs / mib),
-    )
-    return Result(
-        ("what", "MiB"),
-        rows,
-        used[-1] <= 1.05 * used[0] + 64 * mib if device.type == "cuda" else None,
-        (f"{count} photos, batches of {batch}, on {device}.", f"explain(): {ours.explain()}"),
-    )
-
-
-def _free(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-
-
 CASES = [
     Case(
         "dali_hw_decoder",
@@ -197,14 +159,6 @@ CASES = [
         run_engines,
         gpu=True,
         limit_s=140,
-    ),
-    Case(
-        "dali_memory",
-        "Does a device's memory hold what explain() predicts, epoch after epoch?",
-        "the third epoch takes at most 5 % and 64 MiB more than the first",
-        run_memory,
-        gpu=True,
-        limit_s=60,
     ),
 ]
 

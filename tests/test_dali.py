@@ -231,6 +231,23 @@ def test_the_plan_names_each_call_and_where_it_runs():
         assert text in plan
 
 
+def test_the_plan_for_a_gpu_says_what_the_cpu_makes(monkeypatch):
+    monkeypatch.setattr("backends.dali.explain.device_of", lambda name: torch.device("cuda:0"))
+    first = v1.RandomResizedCrop(16), v1.ColorJitter(0.5)
+    turned = v1.RandomRotation((30, 30), v1.InterpolationMode.BILINEAR)
+    gpu, here = "cuda:0", "2 threads"
+    for steps, collate_fn, places in (
+        ((*first, v1.GaussianBlur(3)), None, [f"DALI on {gpu}", gpu, gpu]),
+        ((*first, turned), None, [here, here, gpu]),
+        (first, list, [here, here, here]),
+    ):
+        data = folder(v1.Compose([*steps, *FLOATS]))
+        plan = DataLoader(data, 4, backend=Dali(threads=2), collate_fn=collate_fn).explain()
+        assert [stage.where for stage in plan.stages[3:]] == places
+        off = "resize((16, 16), 2, None, None) (at most 12 of 256" in str(plan)
+        assert off is (places[1] == gpu)
+
+
 class Looks(Opened):
     """Looks at its pixels."""
 

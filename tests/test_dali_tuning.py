@@ -6,6 +6,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 from torchvision import transforms
 
 from dataloaders import DataLoader, tune
@@ -92,9 +93,23 @@ def test_what_was_learned_of_something_else_is_the_rule(tmp_path, options):
 
 def test_ranks_share_the_cores(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(resources.usable_cores()))
-    numbers = numbers_of(Dali(), loader_of(tmp_path))
+    loader = loader_of(tmp_path)
+    numbers = numbers_of(Dali(), loader)
     assert numbers == (1, 3, "rule")
-    assert candidates(numbers)["threads"] == (1, 2)
+    assert candidates(numbers, loader)["threads"] == (1, 2)
+
+
+def test_a_gpu_has_at_most_8_threads(tmp_path, monkeypatch):
+    """Each holds memory of the device for each graph."""
+    loader = loader_of(tmp_path)
+    monkeypatch.setattr("backends.dali.numbers.usable_cores", lambda: 96)
+    assert max(candidates(numbers_of(Dali(), loader), loader)["threads"]) == 32
+    learn(loader, {"threads": 24, "depth": 5})
+    monkeypatch.setattr("backends.dali.numbers.device_of", lambda name: torch.device("cuda:0"))
+    numbers = numbers_of(Dali(), loader)
+    assert numbers == (8, 5, "tune")
+    assert max(candidates(numbers, loader)["threads"]) == 8
+    assert numbers_of(Dali(threads=16), loader).threads == 16  # as the user says
 
 
 SCRIPT = """

@@ -115,7 +115,7 @@ class Dali(Backend):
             return None
         numbers = numbers_of(self, loader)
         now = replace(self, threads=numbers.threads, depth=numbers.depth)
-        return Tunable(now, candidates(numbers))
+        return Tunable(now, candidates(numbers, loader))
 
     def open(self, loader: Specification) -> Session:
         """Return a session whose threads are made at the first epoch."""

@@ -43,10 +43,6 @@ class WindowDecoder:
         (image,) = self._decoder().decode([stream], params=self._params)
         return None if image is None else np.asarray(image)
 
-    def takes(self, file: Any) -> bool:
-        """Whether ``file`` is a JPEG file as `decode` knows them, by its header."""
-        return _stream(file, None) is not None
-
     def _decoder(self) -> Any:
         decoder = getattr(self._own, "decoder", None)
         if decoder is None:

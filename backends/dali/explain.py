@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import default_collate
@@ -13,7 +13,9 @@ from torch.utils.data import default_collate
 from dataloaders.backend import Specification
 from dataloaders.plan import Plan, Stage
 from dataloaders.recording.program import Node, RecordedBatch, ordered, unpack
+from dataloaders.replaying.device import made_on_device
 from dataloaders.replaying.evaluate import wanted_of
+from dataloaders.replaying.grouped import levels_off
 from dataloaders.replaying.host import HostReplay
 from dataloaders.replaying.proof import Proof, prove
 from dataloaders.specification import device_of, iterates_itself, sampling_of
@@ -70,18 +72,31 @@ def _finished(batch: Any) -> Any:
         return replay.apply(batch)
 
 
-def _calls(batch: Any) -> list[str]:
+class _Call(NamedTuple):
+    """A recorded call; with a GPU: whether the device makes it, and how many levels off."""
+
+    text: str
+    there: bool
+    off: int
+
+
+def _calls(batch: Any) -> list[_Call]:
     """Return the steps of one sample of a recorded batch, in order."""
     if not isinstance(batch, RecordedBatch):
         return []
     nodes, slots = unpack(batch)
+    there = dict(zip(nodes, made_on_device(batch), strict=True))
     roots = [nodes[number] for number in wanted_of(batch.rest)]
     stacks = [node for node in nodes if node.op == "torch.stack"]
     for node in stacks:
         node.inputs = node.inputs[:1]
     if not stacks and batch.again is not None and isinstance(batch.again.keys, list):
         roots = roots[: max(1, len(roots) // len(batch.again.keys))]
-    return [_call(node, slots) for node in ordered(roots) if node not in stacks]
+    return [
+        _Call(_call(node, slots), there[node], levels_off(node.op))
+        for node in ordered(roots)
+        if node not in stacks
+    ]
 
 
 def _call(node: Node, slots: Sequence[Any]) -> str:
@@ -101,7 +116,7 @@ def explained(options: Dali, loader: Specification, numbers: Numbers) -> Plan:
     found = proof_of(loader)
     unrecorded = obstacle_to_recording(found)
     facts = [] if isinstance(found, str) or unrecorded else found.facts
-    calls: list[str] = next(filter(None, facts), [])
+    calls: list[_Call] = next(filter(None, facts), [])
     workers = loader.num_workers
     where = f"{workers} worker process{'es' * (workers > 1)}" if workers else "this process"
     on = ", on stand-ins" if unrecorded is None else ""
@@ -117,25 +132,34 @@ def explained(options: Dali, loader: Specification, numbers: Numbers) -> Plan:
 
 
 def _replay(
-    recorded: Sequence[str], options: Dali, device: torch.device, threads: int
+    recorded: Sequence[_Call], options: Dali, device: torch.device, threads: int
 ) -> Iterator[Stage]:
-    gpu = device.type == "cuda"
-    count = f"{threads} thread{'s' * (threads > 1)}"
-    if any(call.startswith(("open(", "decode(")) for call in recorded):
-        how = "nvJPEG; near to Pillow's pixels, not equal" if gpu else "nvImageCodec: JPEG windows"
-        how += "; other files: Pillow, in threads"
-        yield Stage("decode", f"DALI on {device}" if gpu else count, how)
-    made = ("open(", "decode(", "array(", "pixels(", "tensor(")
-    calls = [call for call in recorded if not call.startswith(made)]
-    images = [call for call in calls if not call.startswith(_TENSORS)]
-    tensors = [call for call in calls if call.startswith(_TENSORS)]
-    if images:
-        how = ", ".join(images)
-        if not gpu and options.fast and any("resize" in call for call in images):
-            how += "; bilinear resizing by torch: 1 level off, rarely 2 (fast=() for Pillow's)"
-        yield Stage("augment", str(device) if gpu else count, how)
-    if tensors:
-        yield Stage("normalise", str(device) if gpu else count, ", ".join(tensors))
+    stages: dict[tuple[str, bool], list[_Call]] = {}
+    for call in recorded:
+        op = call.text.partition("(")[0]
+        if op not in ("array", "pixels", "tensor"):
+            stage = "normalise" if op.startswith(_TENSORS) else "augment"
+            stage = "decode" if op in ("open", "decode") else stage
+            there = call.there and device.type == "cuda"
+            stages.setdefault((stage, there), []).append(call)
+    for stage, there in sorted(stages, key=lambda key: (_STAGES.index(key[0]), key[1])):
+        calls = stages[stage, there]
+        where = str(device) if there else f"{threads} thread{'s' * (threads > 1)}"
+        if stage == "decode":
+            yield Stage(stage, f"DALI on {device}" if there else where, _DECODED[there])
+            continue
+        told = [call.text + _OFF.format(call.off) * (there and call.off > 0) for call in calls]
+        resized = not there and options.fast and any("pil.resize" in text for text in told)
+        yield Stage(stage, where, ", ".join(told) + _RESIZED * bool(resized))
+
+
+_STAGES = "decode", "augment", "normalise"
+_DECODED = {
+    True: "nvJPEG; near to Pillow's pixels, not equal; other files: Pillow, in threads",
+    False: "nvImageCodec: JPEG windows; other files: Pillow",
+}
+_OFF = " (at most {} of 256 levels off)"
+_RESIZED = "; bilinear resizing by torch: 1 level off, rarely 2 (fast=() for Pillow's)"
 
 
 def _collation(loader: Specification) -> str:
@@ -150,7 +174,7 @@ def _notes(
     loader: Specification,
     numbers: Numbers,
     found: Proof | str,
-    calls: Sequence[str],
+    calls: Sequence[_Call],
     device: torch.device,
 ) -> Iterator[str]:
     yield f"up to {numbers.depth} batches are made ahead by a thread of this process"

@@ -41,9 +41,9 @@ class Numbers(NamedTuple):
 
 def numbers_of(options: Dali, loader: Specification) -> Numbers:
     """Return the numbers for ``loader``."""
-    on_gpu = device_of(getattr(loader, "device", None)).type == "cuda"
-    threads = min(usable_cores(), _MOST_BESIDE_A_GPU if on_gpu else _MOST_THREADS)
-    depth = 4 if on_gpu else 3
+    most = _most_threads(loader)
+    threads = min(usable_cores(), most)
+    depth = 4 if _on_gpu(loader) else 3
     if options.threads != "auto" and options.depth != "auto":
         return Numbers(options.threads, options.depth, "user")
     key = learned.key_of(
@@ -52,18 +52,28 @@ def numbers_of(options: Dali, loader: Specification) -> Numbers:
     found = learned.recall(key)
     known = {} if found is None or found.options is None else found.options
     return Numbers(
-        (known.get("threads") or threads) if options.threads == "auto" else options.threads,
+        min(known.get("threads") or threads, most)
+        if options.threads == "auto"
+        else options.threads,
         (known.get("depth") or depth) if options.depth == "auto" else options.depth,
         "tune" if known else "rule",
     )
 
 
-def candidates(numbers: Numbers) -> dict[str, tuple[int, ...]]:
+def candidates(numbers: Numbers, loader: Specification) -> dict[str, tuple[int, ...]]:
     """Return for each option what may be worth trying on this machine, smallest first."""
-    cores = usable_cores()
-    most = min(2 * cores, _MOST_THREADS)
-    threads = {each for each in _THREADS if each <= most} | {min(cores, _MOST_THREADS)}
+    cores, bound = usable_cores(), _most_threads(loader)
+    most = min(2 * cores, bound)
+    threads = {each for each in _THREADS if each <= most} | {min(cores, bound)}
     return {
         "threads": tuple(sorted(threads | {numbers.threads})),
         "depth": tuple(sorted({*_DEPTHS, numbers.depth})),
     }
+
+
+def _on_gpu(loader: Specification) -> bool:
+    return device_of(getattr(loader, "device", None)).type == "cuda"
+
+
+def _most_threads(loader: Specification) -> int:
+    return _MOST_BESIDE_A_GPU if _on_gpu(loader) else _MOST_THREADS

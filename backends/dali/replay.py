@@ -176,4 +176,4 @@ class Replayed(Remainder):
         engine = options.hw_decoder_load
         graph = Graph(size, self._device, threads=self._threads, engine=engine)
         weakref.finalize(self, graph.close)
-        return DeviceReplay(graph, host, self._device, *self._form)
+        return DeviceReplay(graph, host, self._device)

@@ -36,9 +36,6 @@ class Decoder(Protocol):
     def decode(self, file: Any, window: Box | None = None) -> Any:
         """Return uint8 [H, W, 3] of a file's window; None: Pillow has to do it."""
 
-    def takes(self, file: Any) -> bool:
-        """Whether ``file`` is a common JPEG file, by its header."""
-
 
 class HostReplay:
     """Batches on the CPU.
@@ -50,6 +47,9 @@ class HostReplay:
             bilinear, for a third of the time: 1 level off at most, in one value of six.
         dtype: what stacked images are rounded to in their last pass; None: they stay.
         memory_format: the memory order of stacked images.
+
+    Attributes:
+        tails: the last passes that it has made.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class HostReplay:
     ) -> None:
         self.decoder = decoder
         self._exact = exact
-        self._last = memory_format is torch.channels_last
-        self._tails = Tails(dtype)
+        self.memory_format = memory_format
+        self.tails = Tails(dtype)
         self._shares = Shares(threads)
         self._pool = HostPool()
 
@@ -78,18 +78,9 @@ class HostReplay:
         wanted = [nodes[number] for number in numbers]
         stacks, apart = plan(wanted)
         known: dict[Node, Any] = {}
-        jobs: list[tuple[int, Callable[[], None]]] = []
-        for stack in stacks:
-            tail = self._tails.of_stack(stack, wanted)
-            out = known[stack.node] = self._empty(stack, tail.dtype)
-            for rows in _sharing(stack):
-                jobs.append((rows[0][0], partial(self._fill, rows, slots, tail, out)))
-        begun = self._shares.start(jobs) + self.start_values(apart, slots, known)
-        self.wait(begun)
-        try:
-            values = run(wanted, slots, known)
-        except Exception as error:
-            raise (error if _is_fatal(error) else ReplayError([], error)) from error
+        begun = self.start_stacks(stacks, wanted, slots, known)
+        self.wait(begun + self.start_values(apart, slots, known))
+        values = made_of(wanted, slots, known)
         return put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
 
     def close(self) -> None:
@@ -110,6 +101,22 @@ class HostReplay:
         jobs = [(k, lambda k=k, row=row: put(k, self.image(row, slots, {}))) for k, row in rows]
         return self._shares.start(jobs)
 
+    def start_stacks(
+        self,
+        stacks: Iterable[Stack],
+        wanted: Sequence[Node],
+        slots: Sequence[Any],
+        known: dict[Node, Any],
+    ) -> list[Any]:
+        """Begin to put ``stacks`` into ``known``; to be waited for with `wait`."""
+        jobs: list[tuple[int, Callable[[], None]]] = []
+        for stack in stacks:
+            tail = self.tails.of_stack(stack, wanted)
+            out = known[stack.node] = self._empty(stack, tail.dtype)
+            for rows in _sharing(stack):
+                jobs.append((rows[0][0], partial(self._fill, rows, slots, tail, out)))
+        return self._shares.start(jobs)
+
     def start_values(
         self, nodes: Iterable[Node], slots: Sequence[Any], known: dict[Node, Any]
     ) -> list[Any]:
@@ -128,7 +135,9 @@ class HostReplay:
         shared: dict[Node, Any] = {}
         for place, row in rows:
             tail(self.image(row, slots, shared).unsqueeze(0), out[place : place + 1])
-            complete(row, out[place], slots)
+            if row.last is not row.done:  # such as an erased box
+                done = out[place].clone()
+                out[place].copy_(run([row.last], slots, {row.done: done})[0])
 
     def _make(self, node: Node, slots: Sequence[Any], known: dict[Node, Any]) -> None:
         if isinstance(node.what, program.Image):  # whose ``info`` comes from the file
@@ -170,16 +179,22 @@ class HostReplay:
 
     def _empty(self, stack: Stack, dtype: torch.dtype) -> Tensor:
         channels, height, width = stack.node.inputs[0].what.shape
-        if not self._last:
+        if self.memory_format is not torch.channels_last:
             return self._pool.empty((len(stack.rows), channels, height, width), dtype)
         out = self._pool.empty((len(stack.rows), height, width, channels), dtype)
         return out.permute(0, 3, 1, 2)
 
 
-def complete(row: Row, out: Tensor, slots: Sequence[Any]) -> None:
-    """Do to ``out``, in place, what follows the stack's tail in ``row``: an erased box."""
-    if row.last is not row.done:
-        out.copy_(run([row.last], slots, {row.done: out.clone()})[0])
+def made_of(wanted: Sequence[Node], slots: Sequence[Any], known: dict[Node, Any]) -> list[Any]:
+    """Return what `run` does.
+
+    Raises:
+        ReplayError: it failed, and neither memory nor a device is the cause.
+    """
+    try:
+        return run(wanted, slots, known)
+    except Exception as error:
+        raise (error if _is_fatal(error) else ReplayError([], error)) from error
 
 
 def _sharing(stack: Stack) -> list[list[tuple[int, Row]]]:

@@ -24,9 +24,9 @@ from torch import Tensor
 Array = npt.NDArray[Any]
 
 
-def upload(array: Array, device: torch.device) -> Tensor:
-    """Return ``array`` on ``device``; through pinned memory, so that no stream is waited for."""
-    host = torch.from_numpy(np.ascontiguousarray(array))
+def upload(values: Array | Tensor, device: torch.device) -> Tensor:
+    """Return ``values`` on ``device``; through pinned memory, so that no stream is waited for."""
+    host = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
@@ -171,17 +171,21 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
 def tint(images: Tensor, factor: Tensor) -> Tensor:
     """Return the images with their hue moved on, in floats as torchvision does it to tensors."""
     red, green, blue = images.float().unbind(-1)
+    return torch.stack(rotated(red, green, blue, factor), -1).mul_(255.999 / 255).to(torch.uint8)
+
+
+def rotated(red: Tensor, green: Tensor, blue: Tensor, factor: Tensor) -> list[Tensor]:
+    """Return the channels, floats [n, H, W], with their hue moved on; ``factor``: [n], turns."""
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
-    span = chroma.clamp(min=1)
+    span = chroma.masked_fill(chroma == 0, 1)
     other = torch.where(green == value, (blue - red) / span + 2, (red - green) / span + 4)
     turned = torch.where(red == value, (green - blue) / span, other) + factor.view(-1, 1, 1) * 6
-    out = torch.empty_like(images)
-    for channel, place in enumerate((5, 3, 1)):
+    made = []
+    for place in (5, 3, 1):
         k = (turned + place) % 6
-        part = torch.minimum(k, 4 - k).clamp_(0, 1)
-        out[..., channel] = (value - chroma * part) * (255.999 / 255)
-    return out
+        made.append(value - chroma * torch.minimum(k, 4 - k).clamp_(0, 1))
+    return made
 
 
 def _places(images: Tensor) -> Tensor:

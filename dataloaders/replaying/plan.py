@@ -148,7 +148,7 @@ def _stack(node: Node) -> Stack | None:
         return None
     if len(what) != 3 or len(what.shape) != 3 or what.shape[0] != 3:
         return None
-    rows, tails = [], []
+    paths: list[list[Node]] = []
     for each in node.inputs:
         path = [each]
         while not _is_bytes(path[-1]) or path[-1].op in _SAME:
@@ -156,22 +156,16 @@ def _stack(node: Node) -> Stack | None:
             if not path[-1].inputs or path[-1].uses > 1 or any(one.inputs for one in others):
                 return None
             path.append(path[-1].inputs[0])
-        path.reverse()
-        end = 0
-        for step in path[1:]:
-            if step.op not in POINTWISE or len(step.inputs) > 1:
-                break
-            end += 1
-        tail = path[1 : end + 1]
-        rows.append(Row(path[0], *_chain(path[0]), each, path[end]))
-        tails.append(tail)
-        if (
-            each.what != what
-            or path[end].what.shape[-3:] != what.shape
-            or not _alike(tail, tails[0])
-        ):
-            return None
-    return Stack(node, rows, tails[0])
+        paths.append(path[::-1])
+    tail: list[Node] = []  # what all begin with
+    for steps in zip(*(path[1:] for path in paths), strict=False):
+        if not all(step.op in POINTWISE and _alike(step, steps[0]) for step in steps):
+            break
+        tail.append(steps[0])
+    rows = [Row(path[0], *_chain(path[0]), path[-1], path[len(tail)]) for path in paths]
+    if any(row.last.what != what or not _like(row.done.what, what) for row in rows):
+        return None
+    return Stack(node, rows, tail)
 
 
 def _is_bytes(node: Node) -> bool:
@@ -181,11 +175,14 @@ def _is_bytes(node: Node) -> bool:
     return what.dtype is torch.uint8 and len(what.shape) == 3 and what.shape[0] == 3
 
 
-def _alike(one: list[Node], other: list[Node]) -> bool:
-    return len(one) == len(other) and all(
-        (a.op, a.args, a.kwargs) == (b.op, b.args, b.kwargs)
-        for a, b in zip(one, other, strict=True)
-    )
+def _like(what: Any, other: Any) -> bool:
+    """Whether both are tensors of one dtype and size."""
+    return len(what) == 3 and what[:2] == other[:2]
+
+
+def _alike(one: Node, other: Node) -> bool:
+    same = (one.op, one.args, one.kwargs) == (other.op, other.args, other.kwargs)
+    return same and len(one.inputs) == 1
 
 
 def _chain(image: Node) -> tuple[Head | None, list[Node]]:
