@@ -287,6 +287,8 @@ def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path):
         shutil.move(tmp_path / name, there)
     index = merge(there / "a.h5", tmp_path / "m.h5", progress=lambda *told: done.append(told))
     assert (index.rows, index.shards, done[-1][0]) == (20, (), done[-1][1])
+    with pytest.raises(CacheError, match=r"absent is not a folder, .*; create it"):
+        merge(there / "a.h5", tmp_path / "absent" / "m.h5")
     with pytest.raises(CacheError, match=r"m\.h5 exists; delete it"):
         merge(there / "a.h5", tmp_path / "m.h5")
     part = there / "a.parts" / "00006.h5"

@@ -99,6 +99,24 @@ def test_what_a_build_says(command):
     assert command(*words, "--overwrite", "--quiet").err == ""
 
 
+def test_what_torchrun_starts_again_does_not_take_the_old_cache_for_the_new_one(
+    command, monkeypatch, tmp_path
+):
+    words = ("some_numbers.py:numbers", "a.h5", "--overwrite")
+    for number, restarts in ((1, 0), (2, 1)):
+        (tmp_path / "some_numbers.py").write_text(f"numbers = [{number}] * 4")
+        monkeypatch.delitem(sys.modules, "some_numbers", raising=False)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        assert build(command, *words).status == 0
+        assert list(CachedDataset("a.h5")) == [number] * 4
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "100")  # a user's, who may give it again
+    done = build(command, *words)
+    assert done.status == 2
+    assert "--build-id" in done.err
+
+
 def test_a_folder_of_images_is_resized_and_cropped(command, tmp_path):
     for number, kind in enumerate(["cat", "cat", "dog"]):
         folder = tmp_path / "photos" / kind
@@ -116,7 +134,7 @@ def test_samples_that_fail_end_the_build_or_are_left_out(command):
     with pytest.raises(ValueError, match="no square 2") as caught:
         build(command, "squares_data.py:partly", "partly.h5")
     (note,) = [note for note in caught.value.__notes__ if "sample 2" in note]
-    assert note.endswith('; on_error="skip" (--skip) leaves such samples out')
+    assert note.endswith("; on_error='skip' (--skip) leaves such samples out")
     done = build(command, "squares_data.py:partly", "partly.h5", "--skip")
     assert done.status == 0, done.err
     assert "1 samples were left out" in done.out

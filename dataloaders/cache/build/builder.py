@@ -13,17 +13,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from dataloaders.cache.build.estimation import ONE_FILE_BYTES, Estimate, rows_of_part
+from dataloaders.cache.build.estimation import Estimate
 from dataloaders.cache.build.joining import combined
 from dataloaders.cache.build.locks import locked
-from dataloaders.cache.build.parts import BuildFolder, Part, missing_in
+from dataloaders.cache.build.parts import BuildFolder, Part, missing_in, target_of, token_of
 from dataloaders.cache.build.progress import BuildProgress, Pace
 from dataloaders.cache.build.ranks import Ranks
 from dataloaders.cache.build.rows import Maker, other_structure
-from dataloaders.cache.build.source import Options, Source
+from dataloaders.cache.build.source import Options, Source, warn_of_versions
 from dataloaders.cache.build.workers import make_parts
 from dataloaders.cache.format.codecs import refuse_missing
 from dataloaders.cache.format.compress import Compressed
@@ -36,6 +37,7 @@ from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.read.verification import verify
 from dataloaders.cache.sample.images import Choice
 from dataloaders.errors import CacheError, add_note
+from dataloaders.options import option
 
 
 def precompute(
@@ -59,6 +61,7 @@ def precompute(
     check: Literal["contents"] | None = None,
     expect: Mapping[str, Any] | None = None,
     single_file: bool | None = None,
+    build_id: str | None = None,
 ) -> CachedDataset:
     """Return the samples of ``dataset`` from the cache at ``path``; build it if it is missing.
 
@@ -109,6 +112,9 @@ def precompute(
             ``{"torchvision": "0.29.2"}`` refuses one of another version.
         single_file: True: one file, copied from its parts, so that the disk has to hold the rows
             twice meanwhile. False: never. None: if all parts take less than 128 MiB.
+        build_id: where ranks overwrite, a text that all of them share and that is another one for
+            each build, such as a job's number: a rank that is started again, or late, then knows
+            whether the cache that is there is the one that it is to build.
 
     Raises:
         CacheError: the file, or an unfinished build, is of something else (names what changed);
@@ -118,24 +124,10 @@ def precompute(
         Exception: the sample's own, with a note that names the sample, if ``on_error="raise"``.
     """
     options = {n: each for n, each in locals().items() if n not in ("dataset", "path")}
-    target = _target(path)
+    target = target_of(path)
     builder = _Builder(Source(dataset, Options(**options)), target)
     builder.have_built()
     return builder.source.open(builder.own if shard is not None and not wait else target)
-
-
-def _target(path: str | os.PathLike[str]) -> Path:
-    """Return the real path of a cache; raise CacheError if none can be built there."""
-    target = Path(os.path.realpath(path))
-    try:
-        with suppress(FileNotFoundError):
-            target.stat()
-        if target.parent.is_dir():
-            return target
-        why = "is not a folder, so no cache can be built in it; create it"
-    except OSError as error:  # not ours to see, a link to itself, a name that is too long
-        why = f"cannot be read ({error.strerror}); give a path in a folder that you may read"
-    raise CacheError(f"{target.parent} {why}")
 
 
 def estimate(
@@ -149,7 +141,9 @@ def estimate(
 ) -> Estimate:
     """Estimate what `precompute` will take. Reads a few samples and writes nothing."""
     options = {n: each for n, each in locals().items() if n not in ("dataset", "path")}
-    return Source(dataset, Options(**options)).estimate(_target(path).parent)
+    source = Source(dataset, Options(**options))
+    one_file = source.is_small if single_file is None else single_file
+    return source.estimate(target_of(path).parent, source.rows_of_part, one_file)
 
 
 def opened(loader: Any, path: Path, **options: Any) -> CachedDataset:
@@ -182,9 +176,7 @@ class _Builder:
     def have_built(self) -> None:
         """Have the cache in place, or this rank's parts of it."""
         wait, is_alone = self._options.wait, self._is_alone
-        is_there = self._before is not None and not self._options.overwrite
-        is_whole = is_there and all(map(os.path.lexists, self._parts_there()))
-        if not is_whole or not (is_alone or wait):
+        if not self._is_done() or not (is_alone or wait):
             waiting = self._ranks.tell if wait or not is_alone else None
             with locked(self.path, self._ranks.name, waiting=waiting):
                 try:
@@ -199,6 +191,21 @@ class _Builder:
         if is_alone or wait:
             self._end_finished()
 
+    def _is_done(self) -> bool:
+        """Whether the cache is there, with all of its parts, and is not to be replaced."""
+        if not self.path.exists() or (self._options.overwrite and not self._is_ours()):
+            return False
+        return all(map(os.path.lexists, self._parts_there()))
+
+    def _is_ours(self) -> bool:
+        """Whether this very build made the cache: other ranks, or who was waited for."""
+        own = self._options.build_id
+        if own is None:
+            return _identity(self.path) != self._before
+        with suppress(CacheError):  # it may be any file
+            return Index.parse(str(self.path)).fingerprint.get("build") == own
+        return False
+
     def _parts_there(self) -> list[Path]:
         """Return the parts that the cache which is there joins; none if there is no cache."""
         shards = Index.parse(str(self.path)).shards if self.path.exists() else ()
@@ -206,7 +213,7 @@ class _Builder:
 
     def _token_there(self) -> str:
         parts = self._parts_there()
-        return "".join(parts[0].stem.partition("-")[1:]) if parts else ""
+        return token_of(parts[0]) if parts else ""
 
     def _end_finished(self) -> None:
         """Remove what a builder that was killed at the very end has left behind.
@@ -223,7 +230,7 @@ class _Builder:
     def _build(self) -> None:
         """Make the parts that are missing, and unless there are other ranks the cache."""
         options, folder, source = self._options, self.folder, self.source
-        if self._is_alone and _identity(self.path) != self._before:
+        if (self._is_alone or options.wait) and self._is_done():
             return  # whoever was waited for has built it: also where each was told to overwrite
         refuse_no_h5py()  # before the first sample is read
         if source.compress is not None:
@@ -236,30 +243,18 @@ class _Builder:
         if not options.allow_random:
             source.known.study.refuse_random(source.known.found)
         with nullcontext() if self._is_alone else locked(self.path, "build", waiting=_silent):
-            if options.wait and _identity(self.path) != self._before:
+            if not self._is_alone and options.wait and self._is_done():
                 return  # finished by another rank, with parts that this one had made earlier
-            token = ""
-            if options.overwrite:  # no part of an earlier build is taken for one of this
-                token = f"-{os.urandom(4).hex()}"
-            elif self._before is not None:  # a cache that lacks a part keeps the others' names
-                token = self._token_there()
-            folder.settle(
-                source.fingerprint,
-                rows=options.rows,
-                default=rows_of_part(source.known.found, source.length),
-                token=token,
-                overwrite=options.overwrite,
-            )
-        told = source.estimate(self.path.parent, folder.rows)
-        # A copy has checksums of its own: what flipped in a part would not be seen later.
-        is_small = options.single_file is None and told.low_bytes <= ONE_FILE_BYTES
+            self._begin()
+        told = source.estimate(self.path.parent, folder.rows, self._one_file)
         parts = []
         for part in folder.finished(self._range):
             is_unfit = not options.resume or (part.failed and options.on_error == "raise")
-            if is_unfit or ((options.single_file or is_small) and verify(part.path)):
-                part.path.unlink(missing_ok=True)
-            else:
+            # A copy has checksums of its own: what flipped in a part would not be seen later.
+            if not is_unfit and not (self._one_file and verify(part.path)):
                 parts.append(part)
+            elif self._is_alone or part.samples.start in self._range:  # else another rank's
+                part.path.unlink(missing_ok=True)
         self._refuse_small_disk(told)
         (options.announce or _silent)(told)
         parts = self._made(parts, told)
@@ -267,6 +262,56 @@ class _Builder:
             self._finish(parts)
         elif not options.wait:
             self._make_own(parts)
+
+    def _begin(self) -> None:
+        """Begin the build, or go on: with an unfinished one, or a cache that lacks parts.
+
+        Raises:
+            CacheError: that is of something else; says what differs.
+        """
+        options, source, folder = self._options, self.source, self.folder
+        begun, token, what = folder.begun(), "", f"{folder.path} holds an unfinished build"
+        if options.overwrite:  # no part of an earlier build is taken for one of this
+            token = _token_of(options.build_id)
+            with suppress(CacheError):
+                if begun and self.path.exists() and begun["token"] == self._token_there():
+                    begun = None  # it was to mend the cache that is there
+        elif begun is None and self.path.exists():
+            what = f"{self.path} lacks parts, and is"
+            begun = {
+                "of": Index.parse(str(self.path)).fingerprint,
+                "rows": source.rows_of_part,
+                "token": self._token_there(),
+                "one_file": False,
+            }
+        if begun is not None:
+            changed = source.changed(begun["of"], "when it was begun")
+            if options.rows not in (None, begun["rows"]):
+                changed.append(f"rows: {begun['rows']} when it was begun, {options.rows} now")
+            if changed and not options.overwrite:
+                raise CacheError(
+                    f"{what} of something else; {'; '.join(changed)}. Pass "
+                    f"{option('overwrite', True)} to begin anew, or give what it was begun with "
+                    "to go on"
+                )
+            begun = None if changed else begun
+        if begun is not None:
+            warn_of_versions(begun["of"], folder.path)
+        folder.begin(
+            begun
+            or {
+                "of": source.fingerprint,
+                "rows": source.rows_of_part,
+                "token": token,
+                "one_file": source.is_small,
+            }
+        )
+
+    @property
+    def _one_file(self) -> bool:
+        """Whether the parts become one file."""
+        single = self._options.single_file
+        return self.folder.one_file if single is None else single
 
     def _refuse_small_disk(self, told: Estimate) -> None:
         """Raise CacheError if there is no room for what is still to be written here.
@@ -293,7 +338,7 @@ class _Builder:
         known = source.known
         about = About(
             samples=0,
-            fingerprint=source.fingerprint,
+            fingerprint=self.folder.fingerprint,
             head=known.cut.head,
             tail=known.cut.tail,
             compress=source.compress,
@@ -315,7 +360,7 @@ class _Builder:
         ]
         if not source.length and not parts:
             tasks = [range(0)]
-        pace = Pace(len(self._range), told.bytes, parts)
+        pace = Pace(self._range, told.bytes, parts)
         self._report(pace.told)
         if not tasks:
             return parts
@@ -334,7 +379,6 @@ class _Builder:
 
     def _finish(self, parts: list[Part]) -> None:
         """Make the cache of all parts, and remove what it does not need."""
-        options = self._options
         failed = next((part for part in parts if part.failed), None)
         if failed is not None and not any(part.index.rows for part in parts):
             number, why = CachedDataset(failed.path).failed[0]
@@ -342,18 +386,16 @@ class _Builder:
                 f"none of the {self.source.length} samples could be read; the first failed with "
                 f"{why!r} (sample {number})"
             )
-        size = sum(part.index.file_bytes for part in parts)
-        one_file = size <= ONE_FILE_BYTES if options.single_file is None else options.single_file
         if len(parts) == 1:
             parts[0].path.rename(self.path)
         else:
-            pace = Pace(self.source.length)
+            pace = Pace(range(self.source.length))
 
             def report(done: int, whole: int) -> None:
                 self._report(pace.assembling(done, whole))
 
-            combined(self.path, parts, one_file=one_file, progress=report)
-        is_whole = one_file or len(parts) == 1
+            combined(self.path, parts, one_file=self._one_file, progress=report)
+        is_whole = self._one_file or len(parts) == 1
         self.folder.keep_only([] if is_whole else [part.path.name for part in parts])
 
     def _make_own(self, parts: list[Part]) -> None:
@@ -372,7 +414,8 @@ class _Builder:
         """Add to ``error`` what is kept; remove the folder if nothing is."""
         if not self.folder.length:
             return
-        done = sum(len(part.samples) for part in self.folder.finished(self._range))
+        parts = self.folder.finished(self._range)
+        done = len(self._range) - sum(map(len, missing_in(self._range, parts)))
         text = (
             f"{done} of {len(self._range)} samples are kept in {self.folder.path}; start it "
             "again with the same arguments to go on"
@@ -385,6 +428,12 @@ class _Builder:
             error.args = (f"interrupted: {text}",)  # a note would not be shown before Python 3.11
         else:
             add_note(error, f"dataloaders: {text}")
+
+
+def _token_of(build_id: str | None) -> str:
+    """Return the token of a build that overwrites; one without an id is nobody else's."""
+    own = os.urandom(4) if build_id is None else blake2b(build_id.encode(), digest_size=4).digest()
+    return f"-{own.hex()}"
 
 
 def _silent(told: object) -> None:

@@ -23,6 +23,7 @@ from dataloaders.cache.build.rows import Maker
 from dataloaders.cache.build.source import Source
 from dataloaders.errors import add_note
 from dataloaders.observing import Start
+from dataloaders.options import option
 
 
 def make_parts(
@@ -77,7 +78,7 @@ def make_parts(
                 error,
                 "dataloaders: it was killed (by the system, if memory ran out), crashed in native "
                 "code or ended itself while it read samples; fewer workers take less memory, and "
-                "num_workers=0 (--workers 0) shows where it crashes",
+                f"{option('num_workers', 0)} shows where it crashes",
             )
         raise
 
