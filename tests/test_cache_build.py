@@ -463,6 +463,16 @@ def test_an_estimate_says_what_it_will_take(path):
     assert left(path.parent) == []
 
 
+@pytest.mark.nightly
+def test_parts_become_one_file_where_the_estimate_has_said_so(path):
+    """Rows of many sizes, of which those that are looked at take 113 MiB of 128, and all take 131."""
+    told = []
+    dataset = Made(lambda i: np.zeros(np.random.default_rng(i).integers(1, 2 << 20), np.uint8), 125)
+    cached = build(dataset, path, announce=told.append)
+    assert told[0].bytes < 128 << 20 < cached.index.all_bytes
+    assert (told[0].disk_needed, len(cached.shards)) == (2 * told[0].bytes, 0)
+
+
 @pytest.mark.parametrize("compress", ["gzip", Compressed("zstd", 1)])
 @pytest.mark.parametrize("kind", ["tokens", "noise", "masks"])
 def test_the_estimate_is_what_compressed_columns_take(compress, kind, path):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloaders.cache import CachedDataset, join, merge, verify
+from dataloaders.cache import CachedDataset, Compressed, join, merge, verify
 from dataloaders.errors import CacheError
 from helpers.cached import build, datasets, mixed, spoil
 from helpers.compare import bits
@@ -277,6 +277,19 @@ def test_parts_are_joined_in_the_order_of_their_samples(tmp_path):
     join(path)
     rows = [0, 99_989, 99_990, 100_009, 100_010, 100_019]
     assert CachedDataset(path).__getitems__(rows) == rows
+
+
+@pytest.mark.parametrize("compress", [None, Compressed("gzip")])
+def test_copies_say_how_far_they_are(tmp_path, compress):
+    rows = [np.full(1 << 19, row % 7, np.uint8) for row in range(12)]
+    joined(tmp_path, rows, 3, compress=compress, fingerprint={"compress": str(compress)})
+    done = []
+    index = merge(tmp_path / "a.h5", tmp_path / "m.h5", progress=lambda *told: done.append(told))
+    assert done == sorted(done)
+    assert {whole for _, whole in done} == {6 << 20}
+    assert [each for each, _ in done][-2:] == [5 << 20, 6 << 20]
+    assert verify(tmp_path / "m.h5") == []
+    assert (index.file_bytes < 1 << 20) == (compress is not None)
 
 
 def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path):

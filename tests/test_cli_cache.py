@@ -1,6 +1,7 @@
 """``dataloaders cache``, run as its user runs it: real files, a real folder of images."""
 
 import argparse
+import ast
 import os
 import re
 import subprocess
@@ -13,9 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
+from dataloaders import cache
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cli.cache_options import add_parsers
 from dataloaders.cli.photos import make_photos
+from dataloaders.options import FLAGS
 from helpers.cached import spoil
 
 DATA = """
@@ -218,6 +221,36 @@ def test_a_dataset_that_is_none(command, words, message):
     assert done.status == 2
     assert message in done.err
     assert not Path("x.h5").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("num_workers", ["--workers", "-1"]),
+        ("images", ["--images", "gif"]),
+        ("quality", ["--images", "jpeg", "--quality", "0"]),
+        ("max_side", ["--images", "png", "--max-side", "99999"]),
+        ("compress", ["--compress", "lz4"]),
+        ("level", ["--compress", "gzip", "--level", "10"]),
+        ("shard", ["--shard", "1/70000"]),
+        ("build_id", ["--shard", "0/2", "--overwrite"]),
+    ],
+)
+def test_an_option_that_cannot_be_is_named_as_it_was_given(command, name, words):
+    done = command("build", "squares_data.py:squares", "x.h5", *words)
+    assert done.status == 2
+    assert re.search(rf"{name}=.* \({FLAGS[name]}\)", done.err)
+
+
+def test_all_messages_name_options_by_the_table():
+    """Of the texts in the code, none names an option by itself; images by column are Python's."""
+    names = re.compile("|".join(rf"\b{name}=(?!{{)|{flag}\b" for name, flag in FLAGS.items()))
+    for path in Path(cache.__file__).parent.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        alone = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+        for each in ast.walk(tree):
+            if isinstance(each, ast.Constant) and id(each) not in alone:
+                assert not names.search(str(each.value)), f"{path}:{each.lineno}"
 
 
 def test_folders_pipes_and_other_files_are_no_damaged_caches(command):

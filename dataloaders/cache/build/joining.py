@@ -118,7 +118,8 @@ def combined(
     def told(count: int) -> None:
         nonlocal done, reported
         done += count
-        if progress is not None and one_file and (done >= whole or done - reported >= _REPORTED):
+        is_next = done - reported >= _REPORTED or reported < whole <= done
+        if progress is not None and one_file and is_next:
             reported = done
             progress(min(done, whole), whole)
 
