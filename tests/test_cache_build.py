@@ -4,6 +4,7 @@ import faulthandler
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -248,6 +249,27 @@ def test_a_builder_that_another_one_overtakes_builds_nothing(path):
     assert not dataset.log.exists()
 
 
+@pytest.mark.parametrize("single_file", [True, False])
+def test_overwriting_takes_nothing_of_a_build_that_was_killed_when_it_had_finished(
+    path, single_file
+):
+    parts, left = path.with_suffix(".parts"), path.with_suffix(".left")
+
+    def look(progress):
+        if progress.samples_done == SIZE:  # its parts and what it says of itself, to come back
+            shutil.rmtree(left, ignore_errors=True)
+            shutil.copytree(parts, left)
+
+    options = {"rows": 4, "overwrite": True, "single_file": single_file}
+    build(Made(lambda index: index, SIZE), path, progress=look, **options)
+    shutil.copytree(left, parts, dirs_exist_ok=True)
+    changed = Made(lambda index: -1 if index == 5 else index, SIZE)  # no look at a few shows it
+    assert build(changed, path, **options)[5] == -1
+    shutil.copytree(left, parts, dirs_exist_ok=True)
+    build(changed, path)  # it is removed, as are its parts
+    assert len(list(parts.glob("*"))) == (0 if single_file else 10)
+
+
 def test_overwriting_that_is_interrupted_leaves_the_old_file_and_goes_on(path):
     old = build(Numbered(7), path)
     dataset = interrupted(path, overwrite=True)
@@ -465,7 +487,7 @@ def test_an_estimate_says_what_it_will_take(path):
 
 @pytest.mark.nightly
 def test_parts_become_one_file_where_the_estimate_has_said_so(path):
-    """Rows of many sizes, of which those that are looked at take 113 MiB of 128, and all take 131."""
+    """Rows of many sizes: about 113 MiB by those that are looked at, of 128, and 131 in fact."""
     told = []
     dataset = Made(lambda i: np.zeros(np.random.default_rng(i).integers(1, 2 << 20), np.uint8), 125)
     cached = build(dataset, path, announce=told.append)

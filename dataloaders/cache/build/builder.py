@@ -13,26 +13,31 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
 from dataloaders.cache.build.estimation import Estimate
 from dataloaders.cache.build.joining import combined
 from dataloaders.cache.build.locks import locked
-from dataloaders.cache.build.parts import BuildFolder, Part, missing_in, target_of, token_of
+from dataloaders.cache.build.parts import (
+    BuildFolder,
+    Part,
+    missing_in,
+    new_token,
+    parts_joined,
+    target_of,
+    token_joined,
+)
 from dataloaders.cache.build.progress import BuildProgress, Pace
 from dataloaders.cache.build.ranks import Ranks
-from dataloaders.cache.build.rows import Maker, other_structure
+from dataloaders.cache.build.rows import other_structure
 from dataloaders.cache.build.source import Options, Source, warn_of_versions
 from dataloaders.cache.build.workers import make_parts
 from dataloaders.cache.format.codecs import refuse_missing
 from dataloaders.cache.format.compress import Compressed
-from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.format.entries import is_shard_name
 from dataloaders.cache.format.hdf5 import refuse_no_h5py
 from dataloaders.cache.format.index import Index
-from dataloaders.cache.format.writing import About
 from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.read.verification import verify
 from dataloaders.cache.sample.images import Choice
@@ -195,7 +200,7 @@ class _Builder:
         """Whether the cache is there, with all of its parts, and is not to be replaced."""
         if not self.path.exists() or (self._options.overwrite and not self._is_ours()):
             return False
-        return all(map(os.path.lexists, self._parts_there()))
+        return all(map(os.path.lexists, parts_joined(self.path)))
 
     def _is_ours(self) -> bool:
         """Whether this very build made the cache: other ranks, or who was waited for."""
@@ -206,15 +211,6 @@ class _Builder:
             return Index.parse(str(self.path)).fingerprint.get("build") == own
         return False
 
-    def _parts_there(self) -> list[Path]:
-        """Return the parts that the cache which is there joins; none if there is no cache."""
-        shards = Index.parse(str(self.path)).shards if self.path.exists() else ()
-        return [self.path.parent / shard.name for shard in shards]
-
-    def _token_there(self) -> str:
-        parts = self._parts_there()
-        return token_of(parts[0]) if parts else ""
-
     def _end_finished(self) -> None:
         """Remove what a builder that was killed at the very end has left behind.
 
@@ -224,8 +220,8 @@ class _Builder:
             self.folder.remove_if_empty()
         elif self.path.exists():
             with suppress(OSError, CacheError), locked(self.path):  # the disk may be read-only
-                if self.folder.watch() and self.folder.token == self._token_there():
-                    self.folder.keep_only(part.name for part in self._parts_there())
+                if self.folder.is_left(self.folder.begun()):
+                    self.folder.keep_only(part.name for part in parts_joined(self.path))
 
     def _build(self) -> None:
         """Make the parts that are missing, and unless there are other ranks the cache."""
@@ -255,7 +251,10 @@ class _Builder:
                 parts.append(part)
             elif self._is_alone or part.samples.start in self._range:  # else another rank's
                 part.path.unlink(missing_ok=True)
-        self._refuse_small_disk(told)
+        # Ranks that wait for each other write into one folder; each counts what all of them need.
+        whole = range(source.length) if options.wait else self._range
+        written = sum(part.index.file_bytes for part in folder.finished(whole))
+        told.refuse_small_disk(len(whole), written, self.path.parent)
         (options.announce or _silent)(told)
         parts = self._made(parts, told)
         if self._is_alone:
@@ -270,20 +269,18 @@ class _Builder:
             CacheError: that is of something else; says what differs.
         """
         options, source, folder = self._options, self.source, self.folder
-        begun, token, what = folder.begun(), "", f"{folder.path} holds an unfinished build"
-        if options.overwrite:  # no part of an earlier build is taken for one of this
-            token = _token_of(options.build_id)
-            with suppress(CacheError):
-                if begun and self.path.exists() and begun["token"] == self._token_there():
-                    begun = None  # it was to mend the cache that is there
-        elif begun is None and self.path.exists():
-            what = f"{self.path} lacks parts, and is"
-            begun = {
-                "of": Index.parse(str(self.path)).fingerprint,
-                "rows": source.rows_of_part,
-                "token": self._token_there(),
-                "one_file": False,
-            }
+        anew = {
+            "of": source.fingerprint,
+            "rows": source.rows_of_part,
+            "token": new_token(options.build_id) if options.overwrite else "",
+            "one_file": source.is_small,
+        }
+        begun, what = folder.begun(), f"{folder.path} holds an unfinished build"
+        if options.overwrite and folder.is_left(begun):  # or it was to mend what is there
+            begun = None
+        elif begun is None and self.path.exists() and not options.overwrite:
+            what, of = f"{self.path} lacks parts, and is", Index.parse(str(self.path)).fingerprint
+            begun = {**anew, "of": of, "token": token_joined(self.path), "one_file": False}
         if begun is not None:
             changed = source.changed(begun["of"], "when it was begun")
             if options.rows not in (None, begun["rows"]):
@@ -297,15 +294,7 @@ class _Builder:
             begun = None if changed else begun
         if begun is not None:
             warn_of_versions(begun["of"], folder.path)
-        folder.begin(
-            begun
-            or {
-                "of": source.fingerprint,
-                "rows": source.rows_of_part,
-                "token": token,
-                "one_file": source.is_small,
-            }
-        )
+        folder.begin(begun or anew)
 
     @property
     def _one_file(self) -> bool:
@@ -313,46 +302,9 @@ class _Builder:
         single = self._options.single_file
         return self.folder.one_file if single is None else single
 
-    def _refuse_small_disk(self, told: Estimate) -> None:
-        """Raise CacheError if there is no room for what is still to be written here.
-
-        Ranks that wait for each other write into one folder; each counts what all of them need.
-        """
-        whole = range(self.source.length) if self._options.wait else self._range
-        written = sum(part.index.file_bytes for part in self.folder.finished(whole))
-        needed = round(told.low_needed / max(1, told.samples) * len(whole)) - written
-        if needed <= told.disk_free:
-            return
-        copied = ", and twice that while its parts are copied into one file"
-        raise CacheError(
-            f"{told.samples} samples will take about {size_of(told.bytes)}"
-            f"{copied if told.is_copied else ''}: {size_of(needed)} more are needed"
-            f"{' for all ranks' if len(whole) > told.samples else ''} and "
-            f"{size_of(told.disk_free)} are free in {self.path.parent}; make room, give a path on "
-            "another disk, or keep smaller samples (Resize and CenterCrop in the transform, uint8)"
-        )
-
     def _made(self, parts: list[Part], told: Estimate) -> list[Part]:
         """Make the parts that are missing beside these, and return all, in order."""
-        options, source, rows = self._options, self.source, self.folder.rows
-        known = source.known
-        about = About(
-            samples=0,
-            fingerprint=self.folder.fingerprint,
-            head=known.cut.head,
-            tail=known.cut.tail,
-            compress=source.compress,
-            attributes=known.found.attributes,
-        )
-        maker = Maker(
-            known.cut,
-            known.found.calls,
-            options.allow_random,
-            options.on_error == "skip",
-            source.images,
-            self.folder,
-            about,
-        )
+        source, rows = self.source, self.folder.rows
         tasks = [
             range(max(first, each.start), min(first + rows, each.stop))
             for each in missing_in(self._range, parts)
@@ -374,7 +326,7 @@ class _Builder:
             parts.append(part)
             self._report(pace.computing(part))
 
-        make_parts(maker, tasks, finished, source, min(told.num_workers, len(tasks)))
+        make_parts(self.folder, tasks, finished, source, min(told.num_workers, len(tasks)))
         return sorted(parts, key=lambda part: part.samples.start)
 
     def _finish(self, parts: list[Part]) -> None:
@@ -423,17 +375,11 @@ class _Builder:
         if not done:
             if self._is_alone:
                 with suppress(CacheError):
-                    self.folder.keep_only(part.name for part in self._parts_there())
+                    self.folder.keep_only(part.name for part in parts_joined(self.path))
         elif isinstance(error, KeyboardInterrupt) and not error.args:
             error.args = (f"interrupted: {text}",)  # a note would not be shown before Python 3.11
         else:
             add_note(error, f"dataloaders: {text}")
-
-
-def _token_of(build_id: str | None) -> str:
-    """Return the token of a build that overwrites; one without an id is nobody else's."""
-    own = os.urandom(4) if build_id is None else blake2b(build_id.encode(), digest_size=4).digest()
-    return f"-{own.hex()}"
 
 
 def _silent(told: object) -> None:

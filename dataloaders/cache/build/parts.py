@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,22 @@ def missing_in(samples: range, parts: Iterable[Part]) -> list[range]:
     return [each for each in (*found, range(first, samples.stop)) if each]
 
 
-def token_of(path: Path) -> str:
-    """Return the token in the name of a part."""
-    found = _PART.fullmatch(path.name)
-    return found[2] if found else ""
+def parts_joined(target: Path) -> list[Path]:
+    """Return the parts that the cache at ``target`` joins; none if there is no cache."""
+    shards = Index.parse(str(target)).shards if target.exists() else ()
+    return [target.parent / shard.name for shard in shards]
+
+
+def token_joined(target: Path) -> str:
+    """Return the token in the names of these parts."""
+    found = [_PART.fullmatch(part.name) for part in parts_joined(target)[:1]]
+    return found[0][2] if found and found[0] else ""
+
+
+def new_token(build_id: str | None) -> str:
+    """Return the token of a build that overwrites; one without an id is nobody else's."""
+    own = os.urandom(4) if build_id is None else blake2b(build_id.encode(), digest_size=4).digest()
+    return f"-{own.hex()}"
 
 
 def parts_in(folder: Path) -> list[re.Match[str]]:
@@ -103,7 +116,7 @@ class BuildFolder:
     """
 
     def __init__(self, target: Path) -> None:
-        self.path = parts_folder(target)
+        self._target, self.path = target, parts_folder(target)
         self.fingerprint: dict[str, Any] = {}
         self.token, self.rows, self.length, self.one_file = "", 0, 0, False
         self._settings = self.path / "build.json"
@@ -151,6 +164,16 @@ class BuildFolder:
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
         return found if good else None
+
+    def is_left(self, begun: Mapping[str, Any] | None) -> bool:
+        """Whether the cache is there that the build with these settings was to make, or to mend.
+
+        Its builder was killed at the very end: the cache is younger than the build's beginning.
+        """
+        with suppress(OSError, CacheError):  # there is none; or it is no cache
+            age = self._settings.stat().st_mtime_ns - self._target.stat().st_mtime_ns
+            return begun is not None and (age < 0 or begun["token"] == token_joined(self._target))
+        return False
 
     def finished(self, samples: range | None = None) -> list[Part]:
         """Return the finished parts of this build, in order: those with any of ``samples``.

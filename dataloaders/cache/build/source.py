@@ -23,14 +23,16 @@ from dataloaders.cache.build.estimation import (
     rows_of_part,
     workers_for,
 )
-from dataloaders.cache.build.parts import range_of
+from dataloaders.cache.build.parts import BuildFolder, range_of
 from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.build.reading import Failure
+from dataloaders.cache.build.rows import Maker
 from dataloaders.cache.build.study import Findings, Study, ways_to_cut
 from dataloaders.cache.format.attributes import attributes_held
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.compress import Compressed, compressed_of
 from dataloaders.cache.format.disk import free_bytes
+from dataloaders.cache.format.writing import About
 from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.read.shards import check_shard
 from dataloaders.cache.sample.cut import Call, Cut, Finish
@@ -217,6 +219,27 @@ class Source:
         memory = available_memory() * self._memory_of
         most = workers_for(self.known.found, len(self.samples), cores=self._cores, memory=memory)
         return max(1, most)  # "auto" never opens the dataset's files in this process
+
+    def maker(self, folder: BuildFolder) -> Maker:
+        """Return what makes the parts of the build in this folder."""
+        known, options = self.known, self.options
+        about = About(
+            samples=0,
+            fingerprint=folder.fingerprint,
+            head=known.cut.head,
+            tail=known.cut.tail,
+            compress=self.compress,
+            attributes=known.found.attributes,
+        )
+        return Maker(
+            known.cut,
+            known.found.calls,
+            options.allow_random,
+            options.on_error == "skip",
+            self.images,
+            folder,
+            about,
+        )
 
     def estimate(self, folder: Path, rows: int, one_file: bool) -> Estimate:
         """Return what building in ``folder`` will take, of parts of so many rows."""
