@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dataloaders.cache.build.estimation import Estimate
-from dataloaders.cache.build.joining import combined
+from dataloaders.cache.build.joining import combined, refuse_damaged
 from dataloaders.cache.build.locks import locked
 from dataloaders.cache.build.parts import (
     BuildFolder,
@@ -176,6 +176,7 @@ class _Builder:
         self._range = source.samples
         self._report = source.options.progress or _silent
         self._ranks = Ranks(path, self.folder, source)
+        self._sound: set[Path] = set()  # parts that this call has made, or verified
         self._before = _identity(path)  # another builder may rename its file into place meanwhile
 
     def have_built(self) -> None:
@@ -257,6 +258,7 @@ class _Builder:
         told.refuse_small_disk(len(whole), written, self.path.parent)
         (options.announce or _silent)(told)
         parts = self._made(parts, told)
+        self._sound = {part.path for part in parts}
         if self._is_alone:
             self._finish(parts)
         elif not options.wait:
@@ -341,6 +343,8 @@ class _Builder:
         if len(parts) == 1:
             parts[0].path.rename(self.path)
         else:
+            if self._one_file:
+                refuse_damaged(part.path for part in parts if part.path not in self._sound)
             pace = Pace(range(self.source.length))
 
             def report(done: int, whole: int) -> None:

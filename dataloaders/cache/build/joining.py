@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,18 @@ def merge(
             f"one file takes a copy of {size_of(size)}, and {size_of(free)} are free in "
             f"{target.parent}; make room, give a path on another disk, or keep the parts"
         )
+    refuse_damaged(part.path for part in parts)
     with locked(target):
         return combined(target, parts, one_file=True, progress=progress)
+
+
+def refuse_damaged(paths: Iterable[Path]) -> None:
+    """Raise CacheError if a part is damaged: the copy of a flipped bit has a checksum that fits."""
+    for path in paths:
+        for damage in verify(path):
+            raise CacheError(
+                f"the part {path} is damaged: {damage.what}; delete it, and build again"
+            )
 
 
 def combined(
@@ -100,16 +110,11 @@ def combined(
 ) -> Index:
     """Write the cache of these parts, in the order of their samples; the lock is held.
 
-    With ``one_file`` it has all rows itself, copied from parts that are verified.
+    With ``one_file`` it has all rows itself: then the parts have to be sound.
 
     Raises:
-        CacheError: the parts do not follow each other, are of different builds, or damaged.
+        CacheError: the parts do not follow each other, or are of different builds.
     """
-    for part in parts if one_file else ():  # the copy of a flipped bit would have a checksum
-        for damage in verify(part.path):
-            raise CacheError(
-                f"the part {part.path} is damaged: {damage.what}; delete it, and build again"
-            )
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):  # by who was killed
         left.unlink(missing_ok=True)
     path = target.with_name(f".{target.name}.{os.getpid()}.tmp")

@@ -36,7 +36,7 @@ _Progress: TypeAlias = "Callable[[int], None] | None"
 
 _DIGITS = 2 * len(str(1 << 48))  # that a place in the index may take
 _WORTH = 16  # a chunk that does not lose a part in so many is kept as it is
-_STEP = 1 << 20  # bytes that are written at once, and then reported
+_STEP = 1 << 20  # bytes that are written at once: a call of the system for each small row is slow
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def _write_attributes(file: Any, index: Index) -> None:
 
 def _write(descriptor: int, offset: int, blocks: Iterable[Any], progress: _Progress = None) -> None:
     """Write all blocks from ``offset`` on, many small ones at once."""
-    with open(descriptor, "r+b", closefd=False) as file:
+    with open(descriptor, "r+b", _STEP, closefd=False) as file:
         file.seek(offset)
         for block in map(_bytes, blocks):
             for first in range(0, len(block), _STEP):
