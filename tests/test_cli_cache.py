@@ -16,9 +16,8 @@ from PIL import Image
 
 from dataloaders import cache
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.cli.cache_options import add_parsers
+from dataloaders.cli.cache_options import FLAGS, add_parsers
 from dataloaders.cli.photos import make_photos
-from dataloaders.options import FLAGS
 from helpers.cached import spoil
 
 DATA = """
