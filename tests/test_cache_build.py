@@ -4,6 +4,7 @@ import faulthandler
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from dataloaders.cache import CachedDataset, estimate, precompute, verify
-from dataloaders.errors import CacheError, OptionError
+from dataloaders.cache import CachedDataset, Compressed, estimate, precompute, verify
+from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers.cached import spoil
 from helpers.numbered import Made, Numbered, numbered
 from helpers.processes import children, run_script, wait_until_gone
@@ -166,6 +167,109 @@ def test_other_settings_are_named(path):
         build(Numbered(39), path)
 
 
+def test_a_cache_that_lacks_a_part_is_mended_for_its_own_dataset_only(path):
+    dataset = Numbered(SIZE, log=path.with_name("log"))
+    build(dataset, path, rows=10, single_file=False)
+    whole = path.read_bytes()
+    (path.with_suffix(".parts") / "00010.h5").unlink()
+    for other, options, what in (
+        (Numbered(39), {}, "length: 40 when it was begun, 39 now"),
+        (Numbered(SIZE, shift=1), {}, "the contents of sample 0"),
+        (Numbered(SIZE), {"compress": "gzip"}, "compress: none when it was begun, gzip, level 4"),
+    ):
+        with pytest.raises(CacheError, match=f"a.h5 lacks parts, and is of .*{what}.*overwrite"):
+            build(other, path, **options)
+    dataset.log.unlink()
+    build(dataset, path)
+    assert path.read_bytes() == whole
+    assert len(set(dataset.reads())) < 30
+
+
+def test_another_version_of_a_package_makes_nothing_again(path, monkeypatch):
+    """An unfinished build, and a cache that lacks a part; the file says what it was begun with."""
+    installed = path.parent / "installed" / "pillow-999.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pillow\nVersion: 999.0\n")
+    with monkeypatch.context() as newer:
+        newer.syspath_prepend(installed.parent)
+        dataset = interrupted(path)
+    first, *_ = parts = sorted(path.with_suffix(".parts").glob("*.h5"))
+    before = [part.stat().st_ino for part in parts]
+    rule = r"PIL: 999\.0 when it was built, .* now"
+    with pytest.warns(CacheWarning, match=rule):
+        cached = build(dataset, path, single_file=False)
+    assert [part.stat().st_ino for part in parts] == before
+    first.unlink()
+    with pytest.warns(CacheWarning, match=rule):
+        build(dataset, path)
+    assert [part.stat().st_ino for part in parts[1:]] == before[1:]
+    assert cached.index.fingerprint["PIL"] == "999.0"
+    assert verify(path) == []
+
+
+def test_parts_and_files_are_synced_before_they_have_their_names(path, monkeypatch):
+    """By the calls of this process, as no power is cut here."""
+    synced, renamed = {}, []
+
+    def fsync(file, own=os.fsync):
+        own(file)
+        synced[os.fstat(file).st_ino] = os.fstat(file).st_mtime_ns
+
+    def rename(source, target, own=os.rename):
+        found = os.stat(source)
+        if str(target).endswith(".h5"):
+            assert synced.get(found.st_ino) == found.st_mtime_ns, f"{target} was not synced"
+            renamed.append(os.path.dirname(target))
+        own(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    build(Numbered(SIZE), path, rows=20, single_file=False)
+    assert len(renamed) == 3
+    for folder in set(renamed):  # their names, too
+        assert synced[os.stat(folder).st_ino]
+
+
+def test_a_builder_that_another_one_overtakes_builds_nothing(path):
+    """The other one finishes just when this one has seen that there is no file."""
+    dataset, others = Numbered(SIZE, log=path.with_name("log")), []
+
+    def look(event, args):
+        if event == "open" and str(args[0]).endswith(".a.h5.lock") and not others:
+            pid = os.fork()
+            others.append(pid)
+            if pid == 0:
+                build(Numbered(SIZE), path)
+                os._exit(0)
+            os.waitpid(pid, 0)
+
+    sys.addaudithook(look)
+    assert len(build(dataset, path)) == SIZE
+    others.append(0)  # hooks stay
+    assert not dataset.log.exists()
+
+
+@pytest.mark.parametrize("single_file", [True, False])
+def test_overwriting_takes_nothing_of_a_build_that_was_killed_when_it_had_finished(
+    path, single_file
+):
+    parts, left = path.with_suffix(".parts"), path.with_suffix(".left")
+
+    def look(progress):
+        if progress.samples_done == SIZE:  # its parts and what it says of itself, to come back
+            shutil.rmtree(left, ignore_errors=True)
+            shutil.copytree(parts, left)
+
+    options = {"rows": 4, "overwrite": True, "single_file": single_file}
+    build(Made(lambda index: index, SIZE), path, progress=look, **options)
+    shutil.copytree(left, parts, dirs_exist_ok=True)
+    changed = Made(lambda index: -1 if index == 5 else index, SIZE)  # no look at a few shows it
+    assert build(changed, path, **options)[5] == -1
+    shutil.copytree(left, parts, dirs_exist_ok=True)
+    build(changed, path)  # it is removed, as are its parts
+    assert len(list(parts.glob("*"))) == (0 if single_file else 10)
+
+
 def test_overwriting_that_is_interrupted_leaves_the_old_file_and_goes_on(path):
     old = build(Numbered(7), path)
     dataset = interrupted(path, overwrite=True)
@@ -186,7 +290,7 @@ def test_a_sample_that_fails_raises_its_own_error_and_says_which(num_workers, pa
         build(failing(22), path, num_workers=num_workers, rows=4)
     notes = "\n".join(caught.value.__notes__)
     assert "sample 22 of Numbered" in notes
-    assert 'on_error="skip"' in notes
+    assert "on_error='skip' (--skip)" in notes
     if num_workers == 0:
         assert f"20 of 40 samples are kept in {path.with_suffix('.parts')}; start it" in notes
 
@@ -276,7 +380,7 @@ def test_a_worker_that_dies_is_told_with_what_to_do(path):
     with pytest.raises(RuntimeError, match="DataLoader worker") as raised:
         build(Made(sample, SIZE), path, num_workers=1, rows=4)
     notes = "\n".join(raised.value.__notes__)
-    assert "num_workers=0 (--workers 0) shows where" in notes
+    assert "num_workers=0 (--workers) shows where" in notes
     assert "samples are kept" in notes
 
 
@@ -343,11 +447,11 @@ class Iterable(IterableDataset):
 @pytest.mark.parametrize(
     ("dataset", "options", "rule"),
     [
-        *((numbered, {"num_workers": number}, r'num_workers=.*"auto" or an int from 0 on')
+        *((numbered, {"num_workers": number}, r"num_workers=.*'auto' or an int from 0 on")
           for number in (-1, 1.5, True, "all")),
         (numbered, {"rows": 0}, r"rows=.*samples in a part"),
         (numbered, {"rows": "all"}, r"rows=.*samples in a part"),
-        (numbered, {"on_error": "ignore"}, "on_error='ignore': it must be"),
+        (numbered, {"on_error": "ignore"}, "on_error='ignore' \\(--skip\\): it must be"),
         (Iterable(), {}, "Iterable has no samples by index"),
         (type("Lengthless", (), {"__getitem__": lambda self, n: n})(), {}, "Lengthless has no len"),
         (Numbered(-1), {}, r"Numbered has no len\(\) \(.*>= 0\)"),
@@ -379,6 +483,32 @@ def test_an_estimate_says_what_it_will_take(path):
     with pytest.raises(CacheError, match=rule):
         build(large(10**9), path)
     assert left(path.parent) == []
+
+
+@pytest.mark.nightly
+def test_parts_become_one_file_where_the_estimate_has_said_so(path):
+    """Rows of many sizes: about 113 MiB by those that are looked at, of 128, and 131 in fact."""
+    told = []
+    dataset = Made(lambda i: np.zeros(np.random.default_rng(i).integers(1, 2 << 20), np.uint8), 125)
+    cached = build(dataset, path, announce=told.append)
+    assert told[0].bytes < 128 << 20 < cached.index.all_bytes
+    assert (told[0].disk_needed, len(cached.shards)) == (2 * told[0].bytes, 0)
+
+
+@pytest.mark.parametrize("compress", ["gzip", Compressed("zstd", 1)])
+@pytest.mark.parametrize("kind", ["tokens", "noise", "masks"])
+def test_the_estimate_is_what_compressed_columns_take(compress, kind, path):
+    def sample(index):
+        values = np.random.default_rng(index)
+        if kind == "tokens":
+            return values.integers(0, 3000, values.integers(400, 600), np.int64)
+        if kind == "noise":
+            return values.random(1000), index
+        return np.kron(values.integers(0, 9, (32, 32), np.uint8), np.ones((4, 4), np.uint8))
+
+    told = []
+    build(Made(sample, 600), path, compress=compress, announce=told.append, single_file=False)
+    assert 0.95 < told[0].disk_needed / path.stat().st_size < 1.05
 
 
 @pytest.mark.parametrize("single_file", [True, False])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloaders.cache import CachedDataset, join, merge, verify
+from dataloaders.cache import CachedDataset, Compressed, join, merge, verify
 from dataloaders.errors import CacheError
 from helpers.cached import build, datasets, mixed, spoil
 from helpers.compare import bits
@@ -279,6 +279,19 @@ def test_parts_are_joined_in_the_order_of_their_samples(tmp_path):
     assert CachedDataset(path).__getitems__(rows) == rows
 
 
+@pytest.mark.parametrize("compress", [None, Compressed("gzip")])
+def test_copies_say_how_far_they_are(tmp_path, compress):
+    rows = [np.full(1 << 19, row % 7, np.uint8) for row in range(12)]
+    joined(tmp_path, rows, 3, compress=compress, fingerprint={"compress": str(compress)})
+    done = []
+    index = merge(tmp_path / "a.h5", tmp_path / "m.h5", progress=lambda *told: done.append(told))
+    assert done == sorted(done)
+    assert {whole for _, whole in done} == {6 << 20}
+    assert [each for each, _ in done][-2:] == [5 << 20, 6 << 20]
+    assert verify(tmp_path / "m.h5") == []
+    assert (index.file_bytes < 1 << 20) == (compress is not None)
+
+
 def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path):
     joined(tmp_path, mixed(20), 3)
     there, done = tmp_path / "there", []
@@ -287,6 +300,8 @@ def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path):
         shutil.move(tmp_path / name, there)
     index = merge(there / "a.h5", tmp_path / "m.h5", progress=lambda *told: done.append(told))
     assert (index.rows, index.shards, done[-1][0]) == (20, (), done[-1][1])
+    with pytest.raises(CacheError, match=r"absent is not a folder, .*; create it"):
+        merge(there / "a.h5", tmp_path / "absent" / "m.h5")
     with pytest.raises(CacheError, match=r"m\.h5 exists; delete it"):
         merge(there / "a.h5", tmp_path / "m.h5")
     part = there / "a.parts" / "00006.h5"

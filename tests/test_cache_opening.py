@@ -93,6 +93,10 @@ def test_another_version_is_a_warning_and_an_error_if_expected(tmp_path, monkeyp
     with monkeypatch.context() as newer:
         newer.syspath_prepend(installed.parent)
         precompute(dataset, path, num_workers=0)
+        monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "caches"))
+        first_batch(dataset, "h5")
+    with pytest.warns(CacheWarning, match=r"PIL: 999\.0 when it was built"):
+        first_batch(dataset, "h5")  # the same file
     dataset.gone.touch()
     with pytest.warns(CacheWarning, match=r"PIL: 999\.0 when it was built, .* now"):
         assert len(precompute(dataset, path)) == 12

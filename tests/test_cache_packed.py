@@ -199,8 +199,8 @@ def test_an_image_that_was_touched(tmp_path, make, files, call):
     first = make.__code__.co_firstlineno
     lines = "|".join(str(first + after) for after in range(1, 4))
     rule = (
-        rf"^sample 0 cannot be kept: images=\"packed\" keeps .*{call}.* at .*{__file__}:({lines})"
-        r".*images=\"jpeg\", \"png\" or \"webp\"$"
+        rf"^sample 0 cannot be kept: images='packed' .* keeps .*{call}.* at .*{__file__}:({lines})"
+        r".*images='jpeg' \(--images\), 'png' or 'webp'$"
     )
     with pytest.raises(CacheError, match=rule):
         pack(Bytes(make, files), tmp_path / "a.h5")

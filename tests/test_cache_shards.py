@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from dataloaders.cache import CachedDataset, precompute
+from dataloaders.cache import CachedDataset, join, precompute
 from dataloaders.cache.build import ranks as ranks_module
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers.cached import spoil
@@ -99,7 +100,7 @@ def test_overwriting_ranks_join_no_part_of_an_earlier_build(path):
         return Made(lambda index: {"label": index + (0 if index in looked_at else added)})
 
     old, found = built(samples(0), path, of=2), []
-    options = {"of": 2, "overwrite": True, "single_file": False}
+    options = {"of": 2, "overwrite": True, "build_id": "second", "single_file": False}
     first = threading.Thread(target=lambda: found.append(build(samples(1000), path, 0, **options)))
     first.start()
     while not list(path.with_suffix(".parts").glob("00000-*.h5")):
@@ -107,9 +108,69 @@ def test_overwriting_ranks_join_no_part_of_an_earlier_build(path):
     assert old[30]["label"] == 30  # it stays until the new one is finished
     found.append(build(samples(1000), path, 1, **options))
     first.join(30)
+    # One that is started again, or comes when the others have finished, begins no build.
+    found.append(build(samples(1000), path, 1, **options))
     for cached in found:
         assert list(cached) == list(map(samples(1000).__getitem__, range(SIZE)))
     assert len(names(path.parent)) == 2
+    with pytest.raises(OptionError, match=r"with shard=.* needs build_id= \(--build-id\)"):
+        build(samples(0), path, 0, overwrite=True)
+
+
+@pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1), (3, 2), (2, 3)])
+@pytest.mark.parametrize("single_file", [True, False])
+def test_another_number_of_ranks_goes_on(path, first, then, single_file):
+    """Also where a part reaches from one rank's samples into those of another."""
+    failing, options = Numbered(), {"rows": 12, "single_file": single_file}
+    failing.failing = frozenset([38])  # which no look at a few samples reads
+    for rank in range(first):
+        with suppress(ValueError):
+            build(failing, path, rank, first, wait=False, **options)
+    for rank in range(then):
+        cached = build(Numbered(), path, rank, then, wait=rank == then - 1, **options)
+    assert [sample["label"] for sample in cached] == list(range(SIZE))
+
+
+def test_parts_that_have_samples_twice_are_not_joined(path, tmp_path):
+    """As versions have left them that took parts by where they begin."""
+    for folder, of in ((tmp_path, 1), (tmp_path / "other", 2)):
+        folder.mkdir(exist_ok=True)
+        build(Numbered(), folder / "a.h5", of - 1, of, wait=False, rows=12)
+    shutil.copy(tmp_path / "other" / "a.parts" / "00020.h5", tmp_path / "a.parts")
+    rule = r"00020\.h5 begins with sample 20, and those before it end with sample 23"
+    with pytest.raises(CacheError, match=rule):
+        join(path)
+    cached = precompute(Numbered(), path, num_workers=0, rows=12, single_file=False)
+    assert [sample["label"] for sample in cached] == list(range(SIZE))
+    assert names(tmp_path) == ["00000.h5", "00012.h5", "00024.h5", "00036.h5"]
+
+
+def test_a_part_that_is_damaged_is_not_copied_for_another_rank(path):
+    build(Numbered(), path, 1, 2, wait=False)
+    part = path.with_suffix(".parts") / "00020.h5"
+    spoil(part, part.stat().st_size // 2)
+    with pytest.raises(CacheError, match=r"the part .*00020\.h5 is damaged: .*; delete it"):
+        build(Numbered(), path, 0, 2)
+
+
+def test_ranks_say_of_the_whole_whether_it_becomes_one_file(path):
+    told = []
+
+    def announce(estimate):
+        told.append(estimate)
+        raise Fits
+
+    def look(size, **options):
+        dataset = Made(lambda index: torch.zeros(2**20, dtype=torch.uint8), size)
+        with pytest.raises(Fits):
+            build(dataset, path, 0, 8, announce=announce, **options)
+        shutil.rmtree(path.with_suffix(".parts"), ignore_errors=True)
+        return told[-1].disk_needed / told[-1].bytes
+
+    assert look(800) == 1
+    assert look(100) == 2
+    assert look(100, wait=False) == 1
+    assert look(800, single_file=True) == 2
 
 
 KILLED = """

@@ -139,6 +139,7 @@ class Samples:
 
 
 signals = st.sampled_from([signal.SIGKILL, signal.SIGINT])
+numbers_of_ranks = st.sampled_from([1, 1, 2, 3])  # whoever goes on may be more or fewer
 moments = st.one_of(
     st.builds(Moment, signals, st.integers(0, 25), st.none()),
     st.builds(Moment, signals, st.none(), st.integers(1, 60)),
@@ -160,20 +161,16 @@ class Caches(RuleBasedStateMachine):
         size=st.integers(1, 26),
         rows=st.integers(2, 12),
         fails=st.none() | st.integers(0, 25),
-        ranks=st.sampled_from([1, 1, 2]),
         single=st.sampled_from([None, False, False, True]),
     )
     def begin(
-        self, kind: str, size: int, rows: int, fails: int | None, ranks: int, single: bool | None
+        self, kind: str, size: int, rows: int, fails: int | None, single: bool | None
     ) -> None:
         self.folder = Path(tempfile.mkdtemp()).resolve()
         self.path = self.folder / "train.h5"
-        self.gate = self.folder.with_name(f"{self.folder.name} begins")
-        self.gate.touch()
         self.fails = fails if fails is not None and fails < size > 1 else None
         self.dataset = Samples(kind, size, self.fails)
         self.options = {"rows": rows, "on_error": "skip", "single_file": single, **KINDS[kind][1]}
-        self.ranks = min(ranks, size)
         self.whole: dict[Path, bytes] = {}  # the files of a finished cache; empty: none is finished
         self.versions = {0}  # what may be read
         self.stale = False  # whether an unfinished build may be of another version
@@ -182,55 +179,61 @@ class Caches(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         shutil.rmtree(getattr(self, "folder", ""), ignore_errors=True)
-        with suppress(AttributeError):  # it never began
-            self.gate.unlink(missing_ok=True)
 
     # What happens to it
 
-    @rule(workers=st.sampled_from([0, 0, 0, 2]))
-    def build(self, workers: int) -> None:
+    @rule(workers=st.sampled_from([0, 0, 0, 2]), ranks=numbers_of_ranks)
+    def build(self, workers: int, ranks: int) -> None:
         """Build what is missing, and go on where others were stopped."""
         hurt = self.hurt | self.changed()
         try:
             self.delete_what_verify_names()
-            self.build_missing(workers)
+            self.build_missing(workers, ranks)
             if hurt and verify(self.path):  # a part is believed until verify looks
                 raise CacheError("damaged")
         except CacheError:
             assert hurt - self.torn
             for file in hurt:
                 file.unlink(missing_ok=True)
-            self.build_missing(workers)
+            self.build_missing(workers, ranks)
         self.finished()
 
-    @precondition(lambda self: self.ranks == 1)
-    @rule(moment=st.none() | moments)
-    def overwrite(self, moment: Moment | None) -> None:
+    @rule(moment=st.none() | moments, ranks=numbers_of_ranks)
+    def overwrite(self, moment: Moment | None, ranks: int) -> None:
         """Build anew of other samples, which look the same from outside.
 
-        Nobody but the user knows that an unfinished build is of others: hence ``resume=False``.
+        Nobody but the user knows that an unfinished build is of others: hence ``resume=False``, or
+        another ``build_id``.
         """
         self.dataset.version += 1
         self.versions.add(self.dataset.version)
         self.stale = self.stale or not self.whole
-        if ended(self.start(moment, overwrite=True, resume=not self.stale)) == 0:
+        if self.run(ranks, moment):
             self.finished()
         else:
             self.hurt |= self.changed()
             self.whole = {}
 
     @precondition(lambda self: not self.whole and len(self.versions) == 1)
-    @rule(moment=moments, workers=st.sampled_from([0, 0, 2]), rank=st.integers(0, 1))
-    def stop(self, moment: Moment, workers: int, rank: int) -> None:
+    @rule(
+        moment=moments, workers=st.sampled_from([0, 0, 2]), ranks=numbers_of_ranks,
+        rank=st.integers(0, 2),
+    )  # fmt: skip
+    def stop(self, moment: Moment, workers: int, ranks: int, rank: int) -> None:
         """Begin to build, and be stopped by a signal to the builder and its workers."""
-        shard = {} if self.ranks == 1 else {"shard": (rank, self.ranks), "wait": False}
+        shard = {} if ranks == 1 else {"shard": (rank % ranks, ranks), "wait": False}
         pid = self.start(moment, num_workers=workers, **shard)
         status = ended(pid)
         assert left_of_group(pid) == []
         # The process that reads is a worker, or the one that looks at samples before a build.
         killed_worker = status in (2, 3) and moment.whom == "reader" and workers
-        assert status in (0, -moment.signal) or (status == 2 and self.hurt) or killed_worker, status
-        if status == 0 and self.ranks == 1:
+        has_none = status == 2 and ranks > len(self.dataset)  # then a rank has no samples
+        assert (
+            status in (0, -moment.signal)
+            or (status == 2 and self.hurt)
+            or (killed_worker or has_none)
+        ), status
+        if status == 0 and ranks == 1:
             self.finished()
 
     @precondition(lambda self: self.files())
@@ -344,6 +347,8 @@ class Caches(RuleBasedStateMachine):
         """Build in a process group of its own; returns the number of its first process."""
         pid = os.fork()
         if pid:
+            with suppress(OSError):  # it has done so itself
+                os.setpgid(pid, pid)
             return pid
         status = 1
         try:
@@ -353,8 +358,6 @@ class Caches(RuleBasedStateMachine):
             warnings.simplefilter("ignore")
             # Workers whose builder was killed look for it every five seconds.
             torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2  # type: ignore[attr-defined]
-            while "shard" in options and not self.gate.exists():
-                time.sleep(0.001)
             if moment is not None:
                 moment.watch(self.folder)
                 self.dataset.moment = moment
@@ -372,20 +375,35 @@ class Caches(RuleBasedStateMachine):
         finally:
             os._exit(status)
 
-    def build_missing(self, workers: int) -> None:
-        if self.ranks > 1:
-            self.gate.unlink(missing_ok=True)
-            pids = [self.start(None, shard=(rank, self.ranks)) for rank in range(self.ranks)]
-            self.gate.touch()  # as with torchrun, no rank ends before all have begun
-            statuses = [ended(pid) for pid in pids]
-            assert set(statuses) <= {0, 2}
-            if any(statuses):
-                raise CacheError("a rank raised it")
-            return
+    def build_missing(self, workers: int, ranks: int) -> None:
         # What a killed build would have overwritten may stand there still.
-        anew = len(self.versions) > 1
-        again = {"overwrite": anew, "resume": not self.stale}
-        precompute(self.dataset, self.path, num_workers=workers, **again, **self.options)
+        if len(self.versions) > 1 or ranks > 1:
+            if not self.run(ranks, None, workers, overwrite=len(self.versions) > 1):
+                raise CacheError("a rank raised it")
+        else:
+            precompute(self.dataset, self.path, num_workers=workers, **self.options)
+
+    def run(
+        self, ranks: int, moment: Moment | None, workers: int = 0, overwrite: bool = True
+    ) -> bool:
+        """Have so many ranks build, the last of which is stopped; whether all come to an end."""
+        options: dict[str, Any] = {"overwrite": overwrite, "num_workers": workers}
+        if ranks == 1:
+            options["resume"] = not self.stale
+            return ended(self.start(moment, **options)) == 0
+        options["build_id"] = str(self.dataset.version)
+        shards = [(rank, ranks) for rank in reversed(range(ranks))]
+        pids = [
+            self.start(None if number else moment, shard=shard, **options)
+            for number, shard in enumerate(shards)
+        ]
+        statuses = [ended(pids[0])]
+        for pid in pids[1:]:
+            if statuses[0] != 0:  # as torchrun ends the others
+                os.killpg(pid, signal.SIGKILL)
+            statuses.append(ended(pid))
+        assert moment is not None or set(statuses) <= {0, 2}
+        return not any(statuses)
 
     def finished(self) -> None:
         """Look at what a build left: a whole cache, and nothing besides."""

@@ -1,6 +1,7 @@
 """``dataloaders cache``, run as its user runs it: real files, a real folder of images."""
 
 import argparse
+import ast
 import os
 import re
 import subprocess
@@ -13,8 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
+from dataloaders import cache
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.cli.cache_options import add_parsers
+from dataloaders.cli.cache_options import FLAGS, add_parsers
 from dataloaders.cli.photos import make_photos
 from helpers.cached import spoil
 
@@ -99,6 +101,24 @@ def test_what_a_build_says(command):
     assert command(*words, "--overwrite", "--quiet").err == ""
 
 
+def test_what_torchrun_starts_again_does_not_take_the_old_cache_for_the_new_one(
+    command, monkeypatch, tmp_path
+):
+    words = ("some_numbers.py:numbers", "a.h5", "--overwrite")
+    for number, restarts in ((1, 0), (2, 1)):
+        (tmp_path / "some_numbers.py").write_text(f"numbers = [{number}] * 4")
+        monkeypatch.delitem(sys.modules, "some_numbers", raising=False)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        assert build(command, *words).status == 0
+        assert list(CachedDataset("a.h5")) == [number] * 4
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "100")  # a user's, who may give it again
+    done = build(command, *words)
+    assert done.status == 2
+    assert "--build-id" in done.err
+
+
 def test_a_folder_of_images_is_resized_and_cropped(command, tmp_path):
     for number, kind in enumerate(["cat", "cat", "dog"]):
         folder = tmp_path / "photos" / kind
@@ -116,7 +136,7 @@ def test_samples_that_fail_end_the_build_or_are_left_out(command):
     with pytest.raises(ValueError, match="no square 2") as caught:
         build(command, "squares_data.py:partly", "partly.h5")
     (note,) = [note for note in caught.value.__notes__ if "sample 2" in note]
-    assert note.endswith('; on_error="skip" (--skip) leaves such samples out')
+    assert note.endswith("; on_error='skip' (--skip) leaves such samples out")
     done = build(command, "squares_data.py:partly", "partly.h5", "--skip")
     assert done.status == 0, done.err
     assert "1 samples were left out" in done.out
@@ -200,6 +220,36 @@ def test_a_dataset_that_is_none(command, words, message):
     assert done.status == 2
     assert message in done.err
     assert not Path("x.h5").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("num_workers", ["--workers", "-1"]),
+        ("images", ["--images", "gif"]),
+        ("quality", ["--images", "jpeg", "--quality", "0"]),
+        ("max_side", ["--images", "png", "--max-side", "99999"]),
+        ("compress", ["--compress", "lz4"]),
+        ("level", ["--compress", "gzip", "--level", "10"]),
+        ("shard", ["--shard", "1/70000"]),
+        ("build_id", ["--shard", "0/2", "--overwrite"]),
+    ],
+)
+def test_an_option_that_cannot_be_is_named_as_it_was_given(command, name, words):
+    done = command("build", "squares_data.py:squares", "x.h5", *words)
+    assert done.status == 2
+    assert re.search(rf"{name}=.* \({FLAGS[name]}\)", done.err)
+
+
+def test_all_messages_name_options_by_the_table():
+    """Of the texts in the code, none names an option by itself; images by column are Python's."""
+    names = re.compile("|".join(rf"\b{name}=(?!{{)|{flag}\b" for name, flag in FLAGS.items()))
+    for path in Path(cache.__file__).parent.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        alone = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+        for each in ast.walk(tree):
+            if isinstance(each, ast.Constant) and id(each) not in alone:
+                assert not names.search(str(each.value)), f"{path}:{each.lineno}"
 
 
 def test_folders_pipes_and_other_files_are_no_damaged_caches(command):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
+import re
 import sys
 from contextlib import closing
 
@@ -25,6 +26,8 @@ from dataloaders.errors import OptionError
 from dataloaders.measuring.progress import ProgressLine
 
 __all__ = ["carry_out"]
+
+_MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def carry_out(parsed: argparse.Namespace) -> int:
@@ -56,8 +59,10 @@ def _build(parsed: argparse.Namespace) -> int:
     given["images"] = images_of(parsed.images, quality=parsed.quality, max_side=parsed.max_side)
     given["compress"] = parsed.compress and Compressed(parsed.compress, parsed.level)
     given["shard"] = rank
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0"):
-        given["overwrite"] = False  # a rank that is started again goes on with what it had begun
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    # One that torchrun made up, as it does on one machine: one that is given may come again.
+    if parsed.build_id is None and _MADE_UP.fullmatch(run):
+        given["build_id"] = run
     with closing(ProgressLine(quiet=parsed.quiet or not speaks)) as line:
         cached = precompute(
             **given, announce=announce, progress=lambda progress: line(_told(progress))

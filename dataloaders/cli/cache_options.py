@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from dataloaders.options import FLAGS
+
 __all__ = ["add_parsers"]
 
 _CACHE = """\
@@ -77,34 +79,39 @@ def _pixels(text: str) -> int:
 
 def _build(parser: argparse.ArgumentParser) -> None:
     add: Any = parser.add_argument
+
+    def option(name: str, about: str, **how: Any) -> None:
+        add(FLAGS[name], dest=name, help=about, **how)
+
     number, pixels = {"metavar": "N", "type": int}, {"metavar": "N", "type": _pixels}
     add("dataset", help="module:name or file.py:name of a dataset, or a folder of images")
     add("path", help="the file to write, such as train.h5")
-    workers = {"dest": "num_workers", "default": argparse.SUPPRESS, **number}
-    add("--workers", help="processes (as many as cores)", **workers)
+    option("num_workers", "processes (as many as cores)", default=argparse.SUPPRESS, **number)
     add("--resize", help="of a folder: the shorter side", **pixels)
     add("--crop", help="of a folder: the middle N x N", **pixels)
     images = "raw, jpeg, png, webp or packed (the dataset's own files) (raw)"
-    add("--images", metavar="HOW", help=images)
-    add("--quality", help="of jpeg, 1 to 100 (90)", **number)
-    add("--max-side", help="of encoded images: larger ones are made smaller", **number)
+    option("images", images, metavar="HOW")
+    option("quality", "of jpeg, 1 to 100 (90)", **number)
+    option("max_side", "of encoded images: larger ones are made smaller", **number)
     skip = {"action": "store_const", "const": "skip", "default": "raise"}
-    add("--skip", dest="on_error", help="leave out samples that fail; info lists them", **skip)
+    option("on_error", "leave out samples that fail; info lists them", **skip)
     draw = "keep one draw of each sample of a dataset that draws random numbers"
-    add("--allow-random", action="store_true", help=draw)
+    option("allow_random", draw, action="store_true")
     anew = "build anew, whatever is there; again: go on with that"
-    add("--overwrite", action="store_true", help=anew)
+    option("overwrite", anew, action="store_true")
     check = "of a file that is there: compare a few samples with it, too"
-    add("--check", choices=["contents"], help=check)
+    option("check", check, choices=["contents"])
     compress = "zstd (takes the extra gpu-dataloaders[compressed]) or gzip, by HDF5's filters"
-    add("--compress", metavar="CODEC", help=compress)
-    add("--level", help="of --compress", **number)
+    option("compress", compress, metavar="CODEC")
+    option("level", f"of {FLAGS['compress']}", **number)
     single = "one file, however large: takes its size once more on the disk meanwhile"
-    add("--single-file", action="store_const", const=True, help=single)
+    option("single_file", single, action="store_const", const=True)
     shard = "these samples only, such as 3/8 (of torchrun's)"
-    add("--shard", metavar="RANK/OF", type=_shard, help=shard)
-    no_wait = "with --shard: do not wait for the others, nor join"
-    add("--no-wait", dest="wait", action="store_false", help=no_wait)
+    option("shard", shard, metavar="RANK/OF", type=_shard)
+    no_wait = f"with {FLAGS['shard']}: do not wait for the others, nor join"
+    option("wait", no_wait, action="store_false")
+    build = f"where ranks {FLAGS['overwrite']}: a text for all of them, another one for each build"
+    option("build_id", build, metavar="ID")
 
 
 # Action -> one line about it, and its description with examples.

@@ -16,26 +16,33 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from dataloaders.cache.build.estimation import ONE_FILE_BYTES, Estimate, rows_of_part
-from dataloaders.cache.build.joining import combined
+from dataloaders.cache.build.estimation import Estimate
+from dataloaders.cache.build.joining import combined, refuse_damaged
 from dataloaders.cache.build.locks import locked
-from dataloaders.cache.build.parts import BuildFolder, Part, missing_in
+from dataloaders.cache.build.parts import (
+    BuildFolder,
+    Part,
+    missing_in,
+    new_token,
+    parts_joined,
+    target_of,
+    token_joined,
+)
 from dataloaders.cache.build.progress import BuildProgress, Pace
 from dataloaders.cache.build.ranks import Ranks
-from dataloaders.cache.build.rows import Maker, other_structure
-from dataloaders.cache.build.source import Options, Source
+from dataloaders.cache.build.rows import other_structure
+from dataloaders.cache.build.source import Options, Source, warn_of_versions
 from dataloaders.cache.build.workers import make_parts
 from dataloaders.cache.format.codecs import refuse_missing
 from dataloaders.cache.format.compress import Compressed
-from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.format.entries import is_shard_name
 from dataloaders.cache.format.hdf5 import refuse_no_h5py
 from dataloaders.cache.format.index import Index
-from dataloaders.cache.format.writing import About
 from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.read.verification import verify
 from dataloaders.cache.sample.images import Choice
 from dataloaders.errors import CacheError, add_note
+from dataloaders.options import option
 
 
 def precompute(
@@ -59,6 +66,7 @@ def precompute(
     check: Literal["contents"] | None = None,
     expect: Mapping[str, Any] | None = None,
     single_file: bool | None = None,
+    build_id: str | None = None,
 ) -> CachedDataset:
     """Return the samples of ``dataset`` from the cache at ``path``; build it if it is missing.
 
@@ -110,6 +118,9 @@ def precompute(
             in place of the dataset's, to accept a renamed class or transforms printed otherwise.
         single_file: True: one file, copied from its parts, so that the disk has to hold the rows
             twice meanwhile. False: never. None: if all parts take less than 128 MiB.
+        build_id: where ranks overwrite, a text that all of them share and that is another one for
+            each build, such as a job's number: a rank that is started again, or late, then knows
+            whether the cache that is there is the one that it is to build.
 
     Raises:
         CacheError: the file, or an unfinished build, is of something else (names what changed);
@@ -119,24 +130,10 @@ def precompute(
         Exception: the sample's own, with a note that names the sample, if ``on_error="raise"``.
     """
     options = {n: each for n, each in locals().items() if n not in ("dataset", "path")}
-    target = _target(path)
+    target = target_of(path)
     builder = _Builder(Source(dataset, Options(**options)), target)
     builder.have_built()
     return builder.source.open(builder.own if shard is not None and not wait else target)
-
-
-def _target(path: str | os.PathLike[str]) -> Path:
-    """Return the real path of a cache; raise CacheError if none can be built there."""
-    target = Path(os.path.realpath(path))
-    try:
-        with suppress(FileNotFoundError):
-            target.stat()
-        if target.parent.is_dir():
-            return target
-        why = "is not a folder, so no cache can be built in it; create it"
-    except OSError as error:  # not ours to see, a link to itself, a name that is too long
-        why = f"cannot be read ({error.strerror}); give a path in a folder that you may read"
-    raise CacheError(f"{target.parent} {why}")
 
 
 def estimate(
@@ -150,7 +147,9 @@ def estimate(
 ) -> Estimate:
     """Estimate what `precompute` will take. Reads a few samples and writes nothing."""
     options = {n: each for n, each in locals().items() if n not in ("dataset", "path")}
-    return Source(dataset, Options(**options)).estimate(_target(path).parent)
+    source = Source(dataset, Options(**options))
+    one_file = source.is_small if single_file is None else single_file
+    return source.estimate(target_of(path).parent, source.rows_of_part, one_file)
 
 
 def opened(loader: Any, path: Path, **options: Any) -> CachedDataset:
@@ -178,14 +177,13 @@ class _Builder:
         self._range = source.samples
         self._report = source.options.progress or _silent
         self._ranks = Ranks(path, self.folder, source)
+        self._sound: set[Path] = set()  # parts that this call has made, or verified
         self._before = _identity(path)  # another builder may rename its file into place meanwhile
 
     def have_built(self) -> None:
         """Have the cache in place, or this rank's parts of it."""
         wait, is_alone = self._options.wait, self._is_alone
-        is_there = self._before is not None and not self._options.overwrite
-        is_whole = is_there and all(map(os.path.lexists, self._parts_there()))
-        if not is_whole or not (is_alone or wait):
+        if not self._is_done() or not (is_alone or wait):
             waiting = self._ranks.tell if wait or not is_alone else None
             with locked(self.path, self._ranks.name, waiting=waiting):
                 try:
@@ -200,14 +198,20 @@ class _Builder:
         if is_alone or wait:
             self._end_finished()
 
-    def _parts_there(self) -> list[Path]:
-        """Return the parts that the cache which is there joins; none if there is no cache."""
-        shards = Index.parse(str(self.path)).shards if self.path.exists() else ()
-        return [self.path.parent / shard.name for shard in shards]
+    def _is_done(self) -> bool:
+        """Whether the cache is there, with all of its parts, and is not to be replaced."""
+        if not self.path.exists() or (self._options.overwrite and not self._is_ours()):
+            return False
+        return all(map(os.path.lexists, parts_joined(self.path)))
 
-    def _token_there(self) -> str:
-        parts = self._parts_there()
-        return "".join(parts[0].stem.partition("-")[1:]) if parts else ""
+    def _is_ours(self) -> bool:
+        """Whether this very build made the cache: other ranks, or who was waited for."""
+        own = self._options.build_id
+        if own is None:
+            return _identity(self.path) != self._before
+        with suppress(CacheError):  # it may be any file
+            return Index.parse(str(self.path)).fingerprint.get("build") == own
+        return False
 
     def _end_finished(self) -> None:
         """Remove what a builder that was killed at the very end has left behind.
@@ -218,13 +222,13 @@ class _Builder:
             self.folder.remove_if_empty()
         elif self.path.exists():
             with suppress(OSError, CacheError), locked(self.path):  # the disk may be read-only
-                if self.folder.watch() and self.folder.token == self._token_there():
-                    self.folder.keep_only(part.name for part in self._parts_there())
+                if self.folder.is_left(self.folder.begun()):
+                    self.folder.keep_only(part.name for part in parts_joined(self.path))
 
     def _build(self) -> None:
         """Make the parts that are missing, and unless there are other ranks the cache."""
         options, folder, source = self._options, self.folder, self.source
-        if self._is_alone and _identity(self.path) != self._before:
+        if (self._is_alone or options.wait) and self._is_done():
             return  # whoever was waited for has built it: also where each was told to overwrite
         refuse_no_h5py()  # before the first sample is read
         if source.compress is not None:
@@ -237,78 +241,73 @@ class _Builder:
         if not options.allow_random:
             source.known.study.refuse_random(source.known.found)
         with nullcontext() if self._is_alone else locked(self.path, "build", waiting=_silent):
-            if options.wait and _identity(self.path) != self._before:
+            if not self._is_alone and options.wait and self._is_done():
                 return  # finished by another rank, with parts that this one had made earlier
-            token = ""
-            if options.overwrite:  # no part of an earlier build is taken for one of this
-                token = f"-{os.urandom(4).hex()}"
-            elif self._before is not None:  # a cache that lacks a part keeps the others' names
-                token = self._token_there()
-            folder.settle(
-                source.fingerprint,
-                rows=options.rows,
-                default=rows_of_part(source.known.found, source.length),
-                token=token,
-                overwrite=options.overwrite,
-            )
-        told = source.estimate(self.path.parent, folder.rows)
-        # A copy has checksums of its own: what flipped in a part would not be seen later.
-        is_small = options.single_file is None and told.low_bytes <= ONE_FILE_BYTES
+            self._begin()
+        told = source.estimate(self.path.parent, folder.rows, self._one_file)
         parts = []
         for part in folder.finished(self._range):
             is_unfit = not options.resume or (part.failed and options.on_error == "raise")
-            if is_unfit or ((options.single_file or is_small) and verify(part.path)):
-                part.path.unlink(missing_ok=True)
-            else:
+            # A copy has checksums of its own: what flipped in a part would not be seen later.
+            if not is_unfit and not (self._one_file and verify(part.path)):
                 parts.append(part)
-        self._refuse_small_disk(told)
+            elif self._is_alone or part.samples.start in self._range:  # else another rank's
+                part.path.unlink(missing_ok=True)
+        # Ranks that wait for each other write into one folder; each counts what all of them need.
+        whole = range(source.length) if options.wait else self._range
+        written = sum(part.index.file_bytes for part in folder.finished(whole))
+        told.refuse_small_disk(len(whole), written, self.path.parent)
         (options.announce or _silent)(told)
         parts = self._made(parts, told)
+        self._sound = {part.path for part in parts}
         if self._is_alone:
             self._finish(parts)
         elif not options.wait:
             self._make_own(parts)
 
-    def _refuse_small_disk(self, told: Estimate) -> None:
-        """Raise CacheError if there is no room for what is still to be written here.
+    def _begin(self) -> None:
+        """Begin the build, or go on: with an unfinished one, or a cache that lacks parts.
 
-        Ranks that wait for each other write into one folder; each counts what all of them need.
+        Raises:
+            CacheError: that is of something else; says what differs.
         """
-        whole = range(self.source.length) if self._options.wait else self._range
-        written = sum(part.index.file_bytes for part in self.folder.finished(whole))
-        needed = round(told.low_needed / max(1, told.samples) * len(whole)) - written
-        if needed <= told.disk_free:
-            return
-        copied = ", and twice that while its parts are copied into one file"
-        raise CacheError(
-            f"{told.samples} samples will take about {size_of(told.bytes)}"
-            f"{copied if told.is_copied else ''}: {size_of(needed)} more are needed"
-            f"{' for all ranks' if len(whole) > told.samples else ''} and "
-            f"{size_of(told.disk_free)} are free in {self.path.parent}; make room, give a path on "
-            "another disk, or keep smaller samples (Resize and CenterCrop in the transform, uint8)"
-        )
+        options, source, folder = self._options, self.source, self.folder
+        anew = {
+            "of": source.fingerprint,
+            "rows": source.rows_of_part,
+            "token": new_token(options.build_id) if options.overwrite else "",
+            "one_file": source.is_small,
+        }
+        begun, what = folder.begun(), f"{folder.path} holds an unfinished build"
+        if options.overwrite and folder.is_left(begun):  # or it was to mend what is there
+            begun = None
+        elif begun is None and self.path.exists() and not options.overwrite:
+            what, of = f"{self.path} lacks parts, and is", Index.parse(str(self.path)).fingerprint
+            begun = {**anew, "of": of, "token": token_joined(self.path), "one_file": False}
+        if begun is not None:
+            changed = source.changed(begun["of"], "when it was begun")
+            if options.rows not in (None, begun["rows"]):
+                changed.append(f"rows: {begun['rows']} when it was begun, {options.rows} now")
+            if changed and not options.overwrite:
+                raise CacheError(
+                    f"{what} of something else; {'; '.join(changed)}. Pass "
+                    f"{option('overwrite', True)} to begin anew, or give what it was begun with "
+                    "to go on"
+                )
+            begun = None if changed else begun
+        if begun is not None:
+            warn_of_versions(begun["of"], folder.path)
+        folder.begin(begun or anew)
+
+    @property
+    def _one_file(self) -> bool:
+        """Whether the parts become one file."""
+        single = self._options.single_file
+        return self.folder.one_file if single is None else single
 
     def _made(self, parts: list[Part], told: Estimate) -> list[Part]:
         """Make the parts that are missing beside these, and return all, in order."""
-        options, source, rows = self._options, self.source, self.folder.rows
-        known = source.known
-        about = About(
-            samples=0,
-            fingerprint=source.fingerprint,
-            head=known.cut.head,
-            tail=known.cut.tail,
-            compress=source.compress,
-            attributes=known.found.attributes,
-        )
-        maker = Maker(
-            known.cut,
-            known.found.calls,
-            options.allow_random,
-            options.on_error == "skip",
-            source.images,
-            self.folder,
-            about,
-        )
+        source, rows = self.source, self.folder.rows
         tasks = [
             range(max(first, each.start), min(first + rows, each.stop))
             for each in missing_in(self._range, parts)
@@ -316,7 +315,7 @@ class _Builder:
         ]
         if not source.length and not parts:
             tasks = [range(0)]
-        pace = Pace(len(self._range), told.bytes, parts)
+        pace = Pace(self._range, told.bytes, parts)
         self._report(pace.told)
         if not tasks:
             return parts
@@ -330,12 +329,11 @@ class _Builder:
             parts.append(part)
             self._report(pace.computing(part))
 
-        make_parts(maker, tasks, finished, source, min(told.num_workers, len(tasks)))
+        make_parts(self.folder, tasks, finished, source, min(told.num_workers, len(tasks)))
         return sorted(parts, key=lambda part: part.samples.start)
 
     def _finish(self, parts: list[Part]) -> None:
         """Make the cache of all parts, and remove what it does not need."""
-        options = self._options
         failed = next((part for part in parts if part.failed), None)
         if failed is not None and not any(part.index.rows for part in parts):
             number, why = CachedDataset(failed.path).failed[0]
@@ -343,18 +341,18 @@ class _Builder:
                 f"none of the {self.source.length} samples could be read; the first failed with "
                 f"{why!r} (sample {number})"
             )
-        size = sum(part.index.file_bytes for part in parts)
-        one_file = size <= ONE_FILE_BYTES if options.single_file is None else options.single_file
         if len(parts) == 1:
             parts[0].path.rename(self.path)
         else:
-            pace = Pace(self.source.length)
+            if self._one_file:
+                refuse_damaged(part.path for part in parts if part.path not in self._sound)
+            pace = Pace(range(self.source.length))
 
             def report(done: int, whole: int) -> None:
                 self._report(pace.assembling(done, whole))
 
-            combined(self.path, parts, one_file=one_file, progress=report)
-        is_whole = one_file or len(parts) == 1
+            combined(self.path, parts, one_file=self._one_file, progress=report)
+        is_whole = self._one_file or len(parts) == 1
         self.folder.keep_only([] if is_whole else [part.path.name for part in parts])
 
     def _make_own(self, parts: list[Part]) -> None:
@@ -373,7 +371,8 @@ class _Builder:
         """Add to ``error`` what is kept; remove the folder if nothing is."""
         if not self.folder.length:
             return
-        done = sum(len(part.samples) for part in self.folder.finished(self._range))
+        parts = self.folder.finished(self._range)
+        done = len(self._range) - sum(map(len, missing_in(self._range, parts)))
         text = (
             f"{done} of {len(self._range)} samples are kept in {self.folder.path}; start it "
             "again with the same arguments to go on"
@@ -381,7 +380,7 @@ class _Builder:
         if not done:
             if self._is_alone:
                 with suppress(CacheError):
-                    self.folder.keep_only(part.name for part in self._parts_there())
+                    self.folder.keep_only(part.name for part in parts_joined(self.path))
         elif isinstance(error, KeyboardInterrupt) and not error.args:
             error.args = (f"interrupted: {text}",)  # a note would not be shown before Python 3.11
         else:

@@ -6,10 +6,12 @@ import math
 import statistics
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from dataloaders.cache.build.rows import PART_BYTES, PART_SECONDS
 from dataloaders.cache.build.study import Findings
 from dataloaders.cache.format.disk import size_of
+from dataloaders.errors import CacheError
 
 ONE_FILE_BYTES = 128 << 20
 """Parts that take less together are put into one file."""
@@ -25,7 +27,7 @@ class Estimate:
 
     Attributes:
         samples: the number of samples in the dataset.
-        bytes: the size of the finished cache, before any compression.
+        bytes: the size of the finished cache, compressed as the samples that were looked at.
         low_bytes: a size that it will hardly fall below: ``bytes`` minus two standard errors.
         seconds: the time of the phase that reads the samples, with these workers.
         disk_needed: the peak number of bytes on the disk: the cache, and where it becomes one file
@@ -53,6 +55,20 @@ class Estimate:
     def is_copied(self) -> bool:
         """Whether parts are put into one file at the end."""
         return self.disk_needed > self.bytes
+
+    def refuse_small_disk(self, samples: int, written: int, folder: Path) -> None:
+        """Raise CacheError if so many samples do not fit, of which some bytes are there already."""
+        needed = round(self.low_needed / max(1, self.samples) * samples) - written
+        if needed <= self.disk_free:
+            return
+        copied = ", and twice that while its parts are copied into one file"
+        raise CacheError(
+            f"{self.samples} samples will take about {size_of(self.bytes)}"
+            f"{copied if self.is_copied else ''}: {size_of(needed)} more are needed"
+            f"{' for all ranks' if samples > self.samples else ''} and "
+            f"{size_of(self.disk_free)} are free in {folder}; make room, give a path on "
+            "another disk, or keep smaller samples (Resize and CenterCrop in the transform, uint8)"
+        )
 
     def __str__(self) -> str:
         workers = f"{self.num_workers} worker{'s' * (self.num_workers > 1)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from dataloaders.cache.build.combining import Combined, MappedPart
 from dataloaders.cache.build.locks import locked
-from dataloaders.cache.build.parts import BuildFolder, Part, complete_build, part_at
+from dataloaders.cache.build.parts import BuildFolder, Part, complete_build, part_at, target_of
 from dataloaders.cache.format.attributes import differences
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
@@ -29,6 +29,8 @@ from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
 
 Progress = Callable[[int, int], None]
+
+_REPORTED = 1 << 20  # bytes between two reports of progress
 
 
 def join(path: str | os.PathLike[str]) -> Index:
@@ -70,19 +72,14 @@ def merge(
         progress: called with the bytes written so far, and those in all.
 
     Raises:
-        CacheError: a part is missing or another one; the disk is too small or full; or there is a
-            file at ``one_file``.
+        CacheError: a part is missing, damaged or another one; the disk is too small or full; or
+            there is a file at ``one_file``, or no folder for it.
         MissingDependency: h5py is not installed.
     """
-    source, target = Path(os.path.realpath(path)), Path(os.path.realpath(one_file))
+    source, target = Path(os.path.realpath(path)), target_of(one_file)
     if target.exists():
         raise CacheError(f"{target} exists; delete it, or give another path")
     cached = CachedDataset(source)
-    for damage in verify(source):  # the copy of a flipped bit would have a checksum that fits
-        raise CacheError(
-            f"the part {damage.shard or source} is damaged: {damage.what}; delete it, and build "
-            "again"
-        )
     parts = [part_at(path) for path in cached.shards or [source]]
     size, free = cached.index.all_bytes, free_bytes(target.parent)
     if size > free:
@@ -90,8 +87,18 @@ def merge(
             f"one file takes a copy of {size_of(size)}, and {size_of(free)} are free in "
             f"{target.parent}; make room, give a path on another disk, or keep the parts"
         )
+    refuse_damaged(part.path for part in parts)
     with locked(target):
         return combined(target, parts, one_file=True, progress=progress)
+
+
+def refuse_damaged(paths: Iterable[Path]) -> None:
+    """Raise CacheError if a part is damaged: the copy of a flipped bit has a checksum that fits."""
+    for path in paths:
+        for damage in verify(path):
+            raise CacheError(
+                f"the part {path} is damaged: {damage.what}; delete it, and build again"
+            )
 
 
 def combined(
@@ -104,16 +111,21 @@ def combined(
     """Write the cache of these parts, in the order of their samples; the lock is held.
 
     With ``one_file`` it has all rows itself: then the parts have to be sound.
+
+    Raises:
+        CacheError: the parts do not follow each other, or are of different builds.
     """
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):  # by who was killed
         left.unlink(missing_ok=True)
     path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    done = whole = 0
+    done = reported = whole = 0
 
     def told(count: int) -> None:
-        nonlocal done
+        nonlocal done, reported
         done += count
-        if progress is not None and one_file:
+        is_next = done - reported >= _REPORTED or reported < whole <= done
+        if progress is not None and one_file and is_next:
+            reported = done
             progress(min(done, whole), whole)
 
     try:
@@ -165,8 +177,13 @@ def _about(parts: Sequence[Part], opened: Sequence[CachedDataset]) -> About:
                 f"{'; '.join(changed)}; build all of them of one dataset, with the same packages"
             )
         attributes = {n: each for n, each in attributes.items() if n in cached.attributes}
-        before = samples - part.samples.start
-        failed += [(before + number, text) for number, text in cached.failed]
+        if part.samples.start != first.samples.start + samples:
+            raise CacheError(
+                f"the part {part.path} begins with sample {part.samples.start}, and those before "
+                f"it end with sample {first.samples.start + samples - 1}: they are of several "
+                "builds; delete those of the old ones"
+            )
+        failed += [(number - first.samples.start, text) for number, text in cached.failed]
         samples += len(part.samples)
     fingerprint = {n: e for n, e in says.items() if n in first.index.fingerprint}
     if samples != says.get("length", samples):  # of one rank

@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dataloaders.errors import CacheError
+from dataloaders.options import option
 
 _POLL_S = 0.1
 
@@ -43,8 +44,8 @@ def locked(
         except Timeout:
             if waiting is None:
                 raise Busy(
-                    f"{target} is being built by another process or thread (wait=False, "
-                    "--no-wait); wait for it, or give another path"
+                    f"{target} is being built by another process or thread "
+                    f"({option('wait', False)}); wait for it, or give another path"
                 ) from None
             waiting(time.monotonic() - started)
             time.sleep(_POLL_S)

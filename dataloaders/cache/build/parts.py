@@ -9,7 +9,8 @@
     .train.h5.lock       who builds; stays
 
 A part is named by its first sample. Builds that replace a finished cache have names of their own
-(``00500-5e1f.h5``), shared by all ranks, so that nothing old is taken for something new.
+(``00500-5e1f.h5``), shared by all ranks, so that nothing old is taken for something new. Where a
+part ends depends on how many ranks built it; whoever goes on with others fills the gaps.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from dataloaders.cache.format.block import parts_folder
-from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.disk import sync, writing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.shards import first_of
 from dataloaders.errors import CacheError
+from dataloaders.options import option
 
 _PART = re.compile(r"(\d{5,15})((?:-[0-9a-f]{8})?)\.h5")
 
@@ -36,6 +38,20 @@ _PART = re.compile(r"(\d{5,15})((?:-[0-9a-f]{8})?)\.h5")
 def range_of(rank: int, of: int, samples: int) -> range:
     """Return the samples of one rank: the dataset cut into ``of`` ranges of nearly one length."""
     return range(rank * samples // of, (rank + 1) * samples // of)
+
+
+def target_of(path: str | os.PathLike[str]) -> Path:
+    """Return the real path of a cache; raise CacheError if none can be built there."""
+    target = Path(os.path.realpath(path))
+    try:
+        with suppress(FileNotFoundError):
+            target.stat()
+        if target.parent.is_dir():
+            return target
+        why = "is not a folder, so no cache can be built in it; create it"
+    except OSError as error:  # not ours to see, a link to itself, a name that is too long
+        why = f"cannot be read ({error.strerror}); give a path in a folder that you may read"
+    raise CacheError(f"{target.parent} {why}")
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,24 @@ def missing_in(samples: range, parts: Iterable[Part]) -> list[range]:
     return [each for each in (*found, range(first, samples.stop)) if each]
 
 
+def parts_joined(target: Path) -> list[Path]:
+    """Return the parts that the cache at ``target`` joins; none if there is no cache."""
+    shards = Index.parse(str(target)).shards if target.exists() else ()
+    return [target.parent / shard.name for shard in shards]
+
+
+def token_joined(target: Path) -> str:
+    """Return the token in the names of these parts."""
+    found = [_PART.fullmatch(part.name) for part in parts_joined(target)[:1]]
+    return found[0][2] if found and found[0] else ""
+
+
+def new_token(build_id: str | None) -> str:
+    """Return the token of a build that overwrites; one without an id is nobody else's."""
+    own = os.urandom(4) if build_id is None else blake2b(build_id.encode(), digest_size=4).digest()
+    return f"-{own.hex()}"
+
+
 def parts_in(folder: Path) -> list[re.Match[str]]:
     """Return name, first sample and token of each part, as groups 0 to 2; in order."""
     try:
@@ -75,15 +109,17 @@ class BuildFolder:
 
     Attributes:
         path: of the folder.
+        fingerprint: of the build: what each of its parts says of itself.
         token: in the names of the parts; "" unless the build replaces another one.
         rows, length: samples of a part and of the dataset; 0 while it is not known what is built.
+        one_file: whether the samples take so little that their parts become one file.
     """
 
     def __init__(self, target: Path) -> None:
-        self.path = parts_folder(target)
-        self.token, self.rows, self.length = "", 0, 0
+        self._target, self.path = target, parts_folder(target)
+        self.fingerprint: dict[str, Any] = {}
+        self.token, self.rows, self.length, self.one_file = "", 0, 0, False
         self._settings = self.path / "build.json"
-        self._fingerprint: dict[str, Any] = {}
         self._known: dict[str, tuple[tuple[int, int], Part | None]] = {}
 
     @property
@@ -91,39 +127,14 @@ class BuildFolder:
         """Whether there is an unfinished build."""
         return self._settings.exists()
 
-    def settle(
-        self,
-        fingerprint: Mapping[str, Any],
-        *,
-        rows: int | None,
-        default: int,
-        token: str,
-        overwrite: bool,
-    ) -> None:
-        """Begin the build of a dataset with this fingerprint, or go on with it.
-
-        A part has ``rows``; None: as it was begun, else ``default``. ``token`` counts where nothing
-        was begun, or where something else was that is to be overwritten.
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Begin a build with these settings, as `begun` returns them, or continue it.
 
         Raises:
-            CacheError: it is an unfinished build of something else; or the disk is full.
+            CacheError: the disk is full.
         """
-        of = json.loads(json.dumps(dict(fingerprint)))
-        now = {"of": of, "rows": rows or default, "token": token}
-        before = self._loaded()
-        if before is not None:
-            changed = changes(before["of"], fingerprint, "when it was begun")
-            if rows not in (None, before["rows"]):
-                changed.append(f"rows: {before['rows']} when it was begun, {rows} now")
-            if changed and not overwrite:
-                raise CacheError(
-                    f"{self.path} holds an unfinished build of something else; "
-                    f"{'; '.join(changed)}. Pass overwrite=True (--overwrite) to begin anew, "
-                    "or give what it was begun with to go on"
-                )
-            if not changed:
-                now.update(rows=before["rows"], token=before["token"])
-        if now != before:
+        now = json.loads(json.dumps(settings))
+        if now != self.begun():
             with writing(self.path.parent):
                 self.path.mkdir(exist_ok=True)
                 unfinished = self._settings.with_suffix(f".{os.getpid()}.tmp")
@@ -133,17 +144,18 @@ class BuildFolder:
         self._take(now)
 
     def _take(self, settings: Mapping[str, Any]) -> None:
-        self._fingerprint, self.rows = settings["of"], settings["rows"]
+        self.fingerprint, self.rows = settings["of"], settings["rows"]
         self.token, self.length = settings["token"], settings["of"]["length"]
+        self.one_file = settings["one_file"]
 
     def part_path(self, first: int) -> Path:
         """Return where the part that begins with this sample stands."""
         return self.path / f"{first:05d}{self.token}.h5"
 
-    def _loaded(self) -> dict[str, Any] | None:
-        """Return what was begun; None: nothing, or it cannot be read."""
+    def begun(self) -> dict[str, Any] | None:
+        """Return the settings of the unfinished build; None: there is none that can be read."""
         try:
-            found = json.loads(self._settings.read_text())
+            found = {"one_file": False, **json.loads(self._settings.read_text())}
             good = (
                 type(found["of"]["length"]) is type(found["rows"]) is int
                 and found["rows"] > 0
@@ -153,19 +165,39 @@ class BuildFolder:
             return None
         return found if good else None
 
+    def is_left(self, begun: Mapping[str, Any] | None) -> bool:
+        """Whether the cache is there that the build with these settings was to make, or to mend.
+
+        Its builder was killed at the very end: the cache is younger than the build's beginning.
+        """
+        with suppress(OSError, CacheError):  # there is none; or it is no cache
+            age = self._settings.stat().st_mtime_ns - self._target.stat().st_mtime_ns
+            return begun is not None and (age < 0 or begun["token"] == token_joined(self._target))
+        return False
+
     def finished(self, samples: range | None = None) -> list[Part]:
-        """Return the finished parts of this build, in order; those that begin in ``samples``."""
-        return [
-            part
-            for match in parts_in(self.path)
-            if match[2] == self.token
-            and (samples is None or int(match[1]) in samples or not self.length)
-            and (part := self._part(match[0], int(match[1]))) is not None
-        ]
+        """Return the finished parts of this build, in order: those with any of ``samples``.
+
+        No sample is in two of them: a part that begins inside another one, as builds by another
+        number of ranks may leave it, counts as not built.
+        """
+        found, stop = [], 0
+        for match in parts_in(self.path):
+            part = self._part(match[0], int(match[1])) if match[2] == self.token else None
+            if part is None or part.samples.start < stop:
+                continue
+            first, stop = part.samples.start, part.samples.stop
+            if (
+                samples is None
+                or not self.length
+                or max(first, samples.start) < min(stop, samples.stop)
+            ):
+                found.append(part)
+        return found
 
     def watch(self) -> bool:
         """Have `finished` know the parts of the build that another process has begun, if any."""
-        if before := self._loaded():
+        if before := self.begun():
             self._take(before)
         return before is not None
 
@@ -199,7 +231,7 @@ class BuildFolder:
                 part = part_at(path)
                 says = {n: each for n, each in part.index.fingerprint.items() if n != "first"}
                 is_ours = part.samples.start == first and part.samples.stop <= self.length
-                if is_ours and says == self._fingerprint and not part.index.shards:
+                if is_ours and says == self.fingerprint and not part.index.shards:
                     self._known[name] = seen, part
             return self._known[name][1]
         return None
@@ -217,10 +249,10 @@ def part_at(path: Path) -> Part:
 
 
 def complete_build(target: Path) -> list[Part]:
-    """Return the parts in the folder of ``target``, in order: all samples of one build.
+    """Return the parts in the folder of ``target``, in order of their samples.
 
     Raises:
-        CacheError: there are none, some are missing, or there are several builds.
+        CacheError: there are none, or some are missing.
     """
     folder = parts_folder(target)
     parts = []
@@ -235,7 +267,7 @@ def complete_build(target: Path) -> list[Part]:
     if not parts:
         raise CacheError(
             f"there are no parts of {target} in {folder}; copy them there, or build them with "
-            "precompute(..., shard=(0, 8), wait=False)"
+            f"{option('shard', (0, 8))} and {option('wait', False)}"
         )
     length = parts[0].index.fingerprint.get("length")
     if missing := missing_in(range(length if type(length) is int else 0), parts):
@@ -244,6 +276,4 @@ def complete_build(target: Path) -> list[Part]:
             f"{folder} is not complete: samples {told} are missing; copy the other parts there, "
             "or build them"
         )
-    if sum(len(part.samples) for part in parts) != length:
-        raise CacheError(f"{folder} has the parts of several builds; delete those of the old ones")
     return parts

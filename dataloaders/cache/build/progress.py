@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dataloaders.cache.build.parts import Part
+from dataloaders.cache.build.parts import Part, missing_in
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class BuildProgress:
 
 
 class Pace:
-    """How fast a build is, from when this call began; ``told`` is how far it is.
+    """How fast a build of these samples is, from when this call began; ``told``: how far it is.
 
     ``expected`` are the bytes of all its samples; 0: not known. ``before`` are the parts that were
     there.
     """
 
-    def __init__(self, samples: int, expected: int = 0, before: Sequence[Part] = ()) -> None:
+    def __init__(self, samples: range, expected: int = 0, before: Sequence[Part] = ()) -> None:
         self._started = time.monotonic()
-        self._before = sum(len(part.samples) for part in before)
+        self._before = len(samples) - sum(map(len, missing_in(samples, before)))
         failed = sum(part.failed for part in before)
         size = sum(part.index.file_bytes for part in before)
         self.told = BuildProgress(
-            "compute", False, samples, self._before, failed, size, expected, 0.0, None, None
+            "compute", False, len(samples), self._before, failed, size, expected, 0.0, None, None
         )
 
     def computing(self, part: Part) -> BuildProgress:

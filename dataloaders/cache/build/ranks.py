@@ -75,7 +75,7 @@ class Ranks:
         self._told = seconds
         folder = self._folder
         parts = folder.finished() if folder.length or folder.watch() else []
-        told, left = Pace(folder.length, 0, parts).told, len(self._lacking(missing))
+        told, left = Pace(range(folder.length), 0, parts).told, len(self._lacking(missing))
         self._report(replace(told, waiting=True, seconds=seconds, shards_left=left))
 
     def _lacking(self, missing: Sequence[range]) -> list[int]:

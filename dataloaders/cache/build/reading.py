@@ -19,13 +19,14 @@ import torch
 from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.sample.sample import Cell, Structure, split
 from dataloaders.errors import CacheError, add_note
+from dataloaders.options import option
 
 BYTES_PER_CELL = 400
 """What a cell takes in memory besides its values, about."""
 
 STAY_LIVE = (
     "Take what is random out of the dataset (a torchvision Compose as transform= stays live from "
-    "its first random member on), or pass allow_random=True (--allow-random)"
+    f"its first random member on), or pass {option('allow_random', True)}"
 )
 
 _LONGEST_MESSAGE = 1000
@@ -93,7 +94,7 @@ def read_row(
         not_interrupted(error)
         note = f"dataloaders: raised by sample {index} of {cut.name} while its cache was built"
         if isinstance(error, Exception):
-            note += '; on_error="skip" (--skip) leaves such samples out'
+            note += f"; {option('on_error', 'skip')} leaves such samples out"
         add_note(error, note)
         raise
 

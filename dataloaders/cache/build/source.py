@@ -23,14 +23,16 @@ from dataloaders.cache.build.estimation import (
     rows_of_part,
     workers_for,
 )
-from dataloaders.cache.build.parts import range_of
+from dataloaders.cache.build.parts import BuildFolder, range_of
 from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.build.reading import Failure
+from dataloaders.cache.build.rows import Maker
 from dataloaders.cache.build.study import Findings, Study, ways_to_cut
 from dataloaders.cache.format.attributes import attributes_held
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.compress import Compressed, compressed_of
 from dataloaders.cache.format.disk import free_bytes
+from dataloaders.cache.format.writing import About
 from dataloaders.cache.read.reader import ACCEPTABLE, CachedDataset
 from dataloaders.cache.read.shards import check_shard
 from dataloaders.cache.sample.cut import Call, Cut, Finish
@@ -38,6 +40,7 @@ from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from dataloaders.machine.resources import available_memory, machine_cores, ranks_here, usable_cores
 from dataloaders.observing import Unobserved, observe, worker_of
+from dataloaders.options import option
 
 _PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
 """By the name of a fingerprint's entry, the package whose version it is."""
@@ -68,35 +71,45 @@ class Options:
     check: Literal["contents"] | None = None
     expect: Mapping[str, Any] | None = None
     single_file: bool | None = None
+    build_id: str | None = None
     loader: Any = None
 
     def __post_init__(self) -> None:
         workers, rows = self.num_workers, self.rows
         if self.on_error not in ("raise", "skip"):
-            raise OptionError(f'on_error={self.on_error!r}: it must be "raise" or "skip"')
+            raise OptionError(f"{option('on_error', self.on_error)}: it must be 'raise' or 'skip'")
         if workers != "auto" and (type(workers) is not int or workers < 0):
-            raise OptionError(f'num_workers={workers!r}: it must be "auto" or an int from 0 on')
+            raise OptionError(
+                f"{option('num_workers', workers)}: it must be 'auto' or an int from 0 on"
+            )
         if rows is not None and (type(rows) is not int or rows < 1):
             raise OptionError(
                 f"rows={rows!r}: it must be None or an int from 1 on, samples in a part"
             )
         if self.check not in (None, "contents"):
-            raise OptionError(f'check={self.check!r}: it must be None or "contents"')
+            raise OptionError(f"{option('check', self.check)}: it must be None or 'contents'")
         if self.shard is not None:
             check_shard(self.shard)
             if not self.resume:
                 raise OptionError(
-                    "resume=False with shard=: another rank may have made its parts already; "
-                    "delete the folder of the parts before the ranks are started"
+                    f"resume=False with {option('shard')}: another rank may have made its parts "
+                    "already; delete the folder of the parts before the ranks are started"
+                )
+            if self.overwrite and not self.build_id:
+                raise OptionError(
+                    f"{option('overwrite', True)} with {option('shard', self.shard)} needs "
+                    f"{option('build_id')}, a text that all ranks share and that is another one "
+                    "for each build, such as a job's number: a rank that comes late would take "
+                    "the new cache for an old one"
                 )
 
 
 class Known(NamedTuple):
     """What a dataset was found to be, and how its samples become rows.
 
-    ``contents`` is what the rows depend on, by name, all of it JSON: the class, length, head,
-    images and versions of packages, and for some samples ``sample 17``, a digest of what this one
-    gives before it is encoded. Not the live tail: the same rows serve another augmentation.
+    ``contents`` is what the rows depend on, by name, all of it JSON: the class, length, head and
+    images, and for some samples ``sample 17``, a digest of what this one gives before it is
+    encoded. Not the live tail: the same rows serve another augmentation.
     """
 
     study: Study
@@ -135,7 +148,11 @@ class Source:
         """
         options = self.options
         study = Study(
-            self.dataset, self.length, skip=options.on_error == "skip", images=self.images
+            self.dataset,
+            self.length,
+            skip=options.on_error == "skip",
+            images=self.images,
+            compress=self.compress,
         )
         if options.num_workers == 0:
             found = study()
@@ -155,7 +172,6 @@ class Source:
         contents = {
             **self._described(cut),
             "images": str(self.images),
-            **_versions(),
             **{f"sample {index}": digest for index, digest in sorted(found.digests.items())},
         }
         return Known(study, found, cut, contents)
@@ -171,11 +187,29 @@ class Source:
     def fingerprint(self) -> dict[str, Any]:
         """What a cache of the dataset depends on, and where its rows go through the transforms."""
         known, compress = self.known, self.compress
-        says = {**known.contents, "compress": None if compress is None else str(compress)}
+        says = {**known.contents, **_versions()}
+        says["compress"] = None if compress is None else str(compress)
+        if self.options.overwrite and self.options.build_id:
+            says["build"] = self.options.build_id
         calls = known.found.calls
         if known.found.at_leaves and all(type(k) in (int, str) for _, path in calls for k in path):
             says["calls"] = [[number, list(path)] for number, path in calls]
         return says
+
+    def changed(self, before: Mapping[str, Any], when: str) -> list[str]:
+        """Return what differs from the fingerprint of a build, but for the versions of packages."""
+        now = {name: e for name, e in self.fingerprint.items() if name not in _PACKAGES}
+        return changes(before, now, when)
+
+    @property
+    def rows_of_part(self) -> int:
+        """The samples of a part."""
+        return self.options.rows or rows_of_part(self.known.found, self.length)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether all samples take so little that their parts become one file."""
+        return self.known.found.row_bytes * self.length <= ONE_FILE_BYTES
 
     @property
     def workers(self) -> int:
@@ -186,12 +220,34 @@ class Source:
         most = workers_for(self.known.found, len(self.samples), cores=self._cores, memory=memory)
         return max(1, most)  # "auto" never opens the dataset's files in this process
 
-    def estimate(self, folder: Path, rows: int = 0) -> Estimate:
-        """Return what building in ``folder`` will take, with parts of so many rows; 0: as usual."""
-        found, samples, one_file = self.known.found, len(self.samples), self.options.single_file
-        rows = rows or self.options.rows or rows_of_part(found, samples)
+    def maker(self, folder: BuildFolder) -> Maker:
+        """Return what makes the parts of the build in this folder."""
+        known, options = self.known, self.options
+        about = About(
+            samples=0,
+            fingerprint=folder.fingerprint,
+            head=known.cut.head,
+            tail=known.cut.tail,
+            compress=self.compress,
+            attributes=known.found.attributes,
+        )
+        return Maker(
+            known.cut,
+            known.found.calls,
+            options.allow_random,
+            options.on_error == "skip",
+            self.images,
+            folder,
+            about,
+        )
+
+    def estimate(self, folder: Path, rows: int, one_file: bool) -> Estimate:
+        """Return what building in ``folder`` will take, of parts of so many rows."""
+        found, samples = self.known.found, len(self.samples)
+        rank_of = 1 if self.options.shard is None else self.options.shard[1]
+        has_parts = rows < self.length or rank_of > 1
+        is_copied = one_file and has_parts and (rank_of == 1 or self.options.wait)
         size = round(found.row_bytes * samples)
-        is_copied = rows < samples and (size <= ONE_FILE_BYTES if one_file is None else one_file)
         return Estimate(
             samples=samples,
             bytes=size,
@@ -218,7 +274,10 @@ class Source:
         cached = CachedDataset(path, expect=wanted)
         if options.check is None and self._known is None and self._open_unread(cached):
             return cached
-        like = Images.like(cached.index.fingerprint.get("images"))
+        says = cached.index.fingerprint
+        like = Images.like(says.get("images"))
+        if self._known is None:  # else whoever built it has warned
+            warn_of_versions(says, path)
         if self._known is None or like.rows != self.images.rows:
             self.images = like
             self._known = self.studied()
@@ -247,16 +306,7 @@ class Source:
         cached.refuse_changed({**self._described(cut or cuts[0]), **accepted})
         if cut is None or {number for number, _ in calls} != set(range(len(cut.tails))):
             return False
-        built = {name: says[name] for name in _PACKAGES if name in says}
-        if changed := changes(built, _versions(), "when it was built"):
-            warnings.warn(
-                f"the cache {cached.path} holds what other versions computed "
-                f"({'; '.join(changed)}). Its rows stay as they are; to have an error instead, "
-                "give expect= the versions that you need, and to compute them again, build it with "
-                "overwrite=True (--overwrite)",
-                CacheWarning,
-                stacklevel=2,
-            )
+        warn_of_versions(says, cached.path)
         cached.refuse_other_classes(attributes_held(self.dataset))
         cached.with_tails([(keys, cut.tails[number]) for number, keys in calls])
         return True
@@ -286,6 +336,19 @@ def _length_of(dataset: Any) -> int:
         f"{type(dataset).__name__} {why}, and a cache is built of samples by index; give a "
         "map-style dataset, with __len__ and __getitem__"
     )
+
+
+def warn_of_versions(says: Mapping[str, Any], path: Path) -> None:
+    """Warn if other versions of packages than now computed what says this of itself."""
+    built = {name: says[name] for name in _PACKAGES if name in says}
+    if changed := changes(built, _versions(), "when it was built"):
+        warnings.warn(
+            f"{path} holds what other versions computed ({'; '.join(changed)}). Its rows stay as "
+            "they are; to have an error instead, give expect= the versions that you need, and to "
+            f"compute them again, build it with {option('overwrite', True)}",
+            CacheWarning,
+            stacklevel=2,
+        )
 
 
 def _versions() -> dict[str, str | None]:

@@ -13,6 +13,7 @@ import math
 import random
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +28,10 @@ from dataloaders.cache.build.reading import (
     seed_for,
     told,
 )
+from dataloaders.cache.build.rows import Gathered
 from dataloaders.cache.format.attributes import attributes_of
+from dataloaders.cache.format.compress import Compressed
+from dataloaders.cache.format.writing import bytes_in_file
 from dataloaders.cache.sample.cut import (
     Call,
     Cut,
@@ -52,6 +56,7 @@ from dataloaders.cache.sample.sample import (
 )
 from dataloaders.errors import CacheError
 from dataloaders.observing.opened import Files, files_opened
+from dataloaders.options import option
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_generators
 
@@ -59,6 +64,9 @@ _PROVED = 4
 _MEASURED = 16
 _SECONDS = 1.0
 """After this long no more samples are read than must be."""
+
+_GATHERED = 16 << 20
+"""Rows of so many bytes are kept, to see what they take in a file."""
 
 _UNREAD = "no sample could be read"
 
@@ -81,6 +89,7 @@ class Findings:
     # Of each row that was read, its images encoded; and the seconds that this took.
     bytes: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    in_file: float = 1.0  # what a byte of them takes in a file, with offsets and compression
     # What each row takes in memory of those that are always read; the same each time.
     proved: list[int] = field(default_factory=list)
     columns: dict[str, bool] = field(default_factory=dict)  # whether a PIL image was in it
@@ -89,8 +98,8 @@ class Findings:
 
     @property
     def row_bytes(self) -> float:
-        """The mean of `bytes`."""
-        return statistics.fmean(self.bytes) if self.bytes else 0.0
+        """The bytes of a row in the file, as the mean of those that were read."""
+        return statistics.fmean(self.bytes) * self.in_file if self.bytes else 0.0
 
     @property
     def low_row_bytes(self) -> float:
@@ -98,7 +107,7 @@ class Findings:
         if len(self.bytes) < 2:
             return self.row_bytes
         errors = 2 * statistics.stdev(self.bytes) / math.sqrt(len(self.bytes))
-        return max(min(self.bytes), self.row_bytes - errors)
+        return max(min(self.bytes), statistics.fmean(self.bytes) - errors) * self.in_file
 
     @property
     def row_seconds(self) -> float:
@@ -124,8 +133,17 @@ def ways_to_cut(dataset: Any, images: Images) -> tuple[list[Cut], str]:
 class Study:
     """Callable that reads the samples and gives the `Findings`; to be run in another process."""
 
-    def __init__(self, dataset: Any, samples: int, *, skip: bool, images: Images) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        samples: int,
+        *,
+        skip: bool,
+        images: Images,
+        compress: Compressed | None = None,
+    ) -> None:
         self.images = images
+        self._compress = compress
         self.cuts, self._reason = ways_to_cut(dataset, images)
         self._encoder = Encoder(images)
         self._dataset = dataset
@@ -170,9 +188,9 @@ class Study:
         if found.reason == _UNREAD:
             self._measure(found)  # which raises what reading raises, if it is not to be skipped
         raise CacheError(
-            f'images="packed": {type(self._dataset).__name__} does more than open its '
+            f"{option('images', 'packed')}: {type(self._dataset).__name__} does more than open its "
             f"files in RGB and apply its transform: {found.reason}. Keep what it gives instead: "
-            'images="jpeg", "png" or "webp"'
+            f"{option('images', 'jpeg')}, 'png' or 'webp'"
         )
 
     def refuse_no_images(self, found: Findings) -> None:
@@ -182,7 +200,7 @@ class Study:
         missing = [name for name, _ in self.images.columns if not found.columns.get(name)]
         if not missing and any(found.columns.values()):
             return
-        text = f"images={str(self.images)!r}: there is no PIL image in the columns"
+        text = f"{option('images', str(self.images))}: there is no PIL image in the columns"
         if missing:
             what = "there is no PIL image in it" if missing[0] in found.columns else "unknown"
             text = f"images={{{missing[0]!r}: ...}}: {what}; the columns are"
@@ -251,6 +269,7 @@ class Study:
     def _measure(self, found: Findings) -> None:
         cut = self.cuts[found.choice]
         must = _spread(self._samples, _PROVED)
+        self._rows, self._gathered = Gathered(), 0
         started = time.monotonic()
         for index in dict.fromkeys([*must, *_scattered(self._samples, _MEASURED)]):
             if index not in must and time.monotonic() - started > _SECONDS:
@@ -263,6 +282,11 @@ class Study:
                     raise
                 if index in must:  # of the others, how many are read is a matter of time
                     found.digests[index] = "failed"
+        if self._gathered:
+            with suppress(CacheError):  # whoever builds a part is told
+                rows = self._rows.rows, self._rows.blocks
+                size = bytes_in_file(self._rows.entries(), *rows, self._compress, self._samples)
+                found.in_file = size / self._gathered
 
     def _measure_one(self, found: Findings, cut: Cut, index: int, must: bool) -> None:
         self._seed(index, 0)
@@ -286,6 +310,9 @@ class Study:
         paths = leaf_paths(structure)
         found.at_leaves &= all(path in paths for _, path in found.calls)
         found.bytes.append(sum(cell.values.nbytes for cell in cells))
+        if self._rows.structure in (None, structure) and self._gathered < _GATHERED:
+            self._rows.add(index, structure, cells)
+            self._gathered += found.bytes[-1]
         if not must:
             return
         found.proved.append(found.bytes[-1] + BYTES_PER_CELL * len(cells))

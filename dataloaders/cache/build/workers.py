@@ -17,22 +17,23 @@ from torch._C import _remove_worker_pids
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader
 
-from dataloaders.cache.build.parts import Part
+from dataloaders.cache.build.parts import BuildFolder, Part
 from dataloaders.cache.build.reading import Failure, not_interrupted
 from dataloaders.cache.build.rows import Maker
 from dataloaders.cache.build.source import Source
 from dataloaders.errors import add_note
 from dataloaders.observing import Start
+from dataloaders.options import option
 
 
 def make_parts(
-    maker: Maker,
+    folder: BuildFolder,
     tasks: Sequence[range],
     finished: Callable[[Part], None],
     source: Source,
     workers: int,
 ) -> None:
-    """Make the parts of each task's samples, and call ``finished`` with each.
+    """Make the parts of each task's samples in ``folder``, and call ``finished`` with each.
 
     Without ``workers`` this process makes them. Workers start as a DataLoader's do, and see the
     user's dataset.
@@ -41,6 +42,7 @@ def make_parts(
         RuntimeError: a worker died.
         Exception: what making a part raised.
     """
+    maker = source.maker(folder)
     if not workers:
         for task in tasks:
             for part in maker(task):
@@ -77,7 +79,7 @@ def make_parts(
                 error,
                 "dataloaders: it was killed (by the system, if memory ran out), crashed in native "
                 "code or ended itself while it read samples; fewer workers take less memory, and "
-                "num_workers=0 (--workers 0) shows where it crashes",
+                f"{option('num_workers', 0)} shows where it crashes",
             )
         raise
 

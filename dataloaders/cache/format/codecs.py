@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.errors import MissingDependency
+from dataloaders.options import option
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -42,7 +43,8 @@ def refuse_missing(name: str) -> None:
     if name == "zstd" and find_spec("zstandard") is None:
         raise MissingDependency(
             "columns compressed with zstd need zstandard, which is not installed; install it with: "
-            "pip install 'gpu-dataloaders[compressed]', or build with compress=\"gzip\""
+            "pip install 'gpu-dataloaders[compressed]', or build with "
+            f"{option('compress', 'gzip')}"
         )
 
 

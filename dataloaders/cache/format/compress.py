@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dataloaders.cache.format.entries import LARGEST_ROW
 from dataloaders.errors import OptionError
+from dataloaders.options import option
 
 _LEVELS = {"zstd": (range(1, 23), 3), "gzip": (range(1, 10), 4)}  # those that are, the usual one
 _LEAST = 1 << 16  # bytes of a column that is worth compressing
@@ -30,11 +31,11 @@ class Compressed:
     def __post_init__(self) -> None:
         if self.codec not in tuple(_LEVELS):  # it may be anything
             known = " or ".join(map(repr, _LEVELS))
-            raise OptionError(f"compress={self.codec!r}: it must be None, {known}")
+            raise OptionError(f"{option('compress', self.codec)}: it must be None, {known}")
         levels, usual = _LEVELS[self.codec]
         if type(self.chosen_level) is not int or self.chosen_level not in levels:
             raise OptionError(
-                f"Compressed({self.codec!r}, level={self.level!r}): the level must be an int from "
+                f"{option('level', self.level)} of {self.codec!r}: it must be an int from "
                 f"{levels[0]} to {levels[-1]}, or None for {usual}"
             )
 

@@ -36,9 +36,7 @@ _Progress: TypeAlias = "Callable[[int], None] | None"
 
 _DIGITS = 2 * len(str(1 << 48))  # that a place in the index may take
 _WORTH = 16  # a chunk that does not lose a part in so many is kept as it is
-# For more the system takes larger pages, which in a virtual machine may be new to the host: up to
-# four times as slow. Less is slower, too.
-_WRITE_BYTES = 1 << 20
+_STEP = 1 << 20  # bytes that are written at once: a call of the system for each small row is slow
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,8 @@ def write_cache(
 
     ``columns`` have sizes and no places. ``blocks`` is called with the number of a column and the
     name of a dataset of it; ``sources`` with the number of one whose values are in ``shards``;
-    ``progress`` with the bytes of values that were written since it was last called. Raises
-    CacheError if HDF5 cannot write it, OSError if the system cannot.
+    ``progress`` with the bytes, before compression, that were written since it was last called.
+    Raises CacheError if HDF5 cannot write it, OSError if the system cannot.
     """
     compress = None if shards else about.compress
     if compress is not None:
@@ -110,7 +108,7 @@ def write_cache(
                     dataset(file, name, dtype, shape, sources=own)
                 elif part == "values" and entry.packing is not None and compress is not None:
                     values = blocks(number, part)
-                    table = _write_pieces(file, name, shape, entry, compress, values)
+                    table = _write_pieces(file, name, shape, entry, compress, values, progress)
                 else:
                     data = [table] if part == "pieces" else blocks(number, part)
                     places[part] = place(name, dtype, shape, data)
@@ -167,20 +165,19 @@ def _write_pieces(
     entry: ColumnEntry,
     compress: Compressed,
     blocks: Iterable[Any],
+    progress: _Progress,
 ) -> npt.NDArray[np.uint64]:
     """Write the compressed values of a column; return the table of its pieces."""
     assert entry.packing is not None
-    width = np.dtype(entry.dtype).itemsize
-    size = entry.packing.piece * width
-    codec, level = codec_of(compress.codec, width), compress.chosen_level
-    filters, rows = codec.filters(level), entry.packing.piece // math.prod(shape[1:])
+    codec = codec_of(compress.codec, np.dtype(entry.dtype).itemsize)
+    filters = codec.filters(compress.chosen_level)
+    rows = entry.packing.piece // math.prod(shape[1:])
     made = dataset(file, name, entry.dtype, shape, chunk=(rows, *shape[1:]), filters=filters)
     others, skips_all = (0,) * (len(shape) - 1), (1 << len(filters)) - 1  # a bit for each filter
-    for number, piece in enumerate(_cut(blocks, size)):
-        data, skipped = codec.encode(np.frombuffer(piece, np.uint8), level), 0
-        if len(data) >= size - size // _WORTH:
-            data, skipped = piece, skips_all
-        made.write_direct_chunk((number * rows, *others), data, skipped)
+    for number, (data, is_packed) in enumerate(_pieces(entry, compress, blocks)):
+        made.write_direct_chunk((number * rows, *others), data, 0 if is_packed else skips_all)
+        if progress is not None:
+            progress(entry.packing.piece * np.dtype(entry.dtype).itemsize)
     table = np.zeros((made.get_num_chunks(), 2), "<u8")
 
     def note(chunk: Any) -> None:
@@ -188,6 +185,42 @@ def _write_pieces(
 
     made.chunk_iter(note)
     return table
+
+
+def _pieces(
+    entry: ColumnEntry, compress: Compressed, blocks: Iterable[Any]
+) -> Iterator[tuple[bytes, bool]]:
+    """Yield the pieces of a column as they stand in the file, and whether each is compressed."""
+    assert entry.packing is not None
+    width = np.dtype(entry.dtype).itemsize
+    size, codec = entry.packing.piece * width, codec_of(compress.codec, width)
+    for piece in _cut(blocks, size):
+        data = codec.encode(np.frombuffer(piece, np.uint8), compress.chosen_level)
+        is_packed = len(data) < size - size // _WORTH
+        yield (data if is_packed else piece), is_packed
+
+
+def bytes_in_file(
+    columns: Sequence[ColumnEntry],
+    rows: int,
+    blocks: Blocks,
+    compress: Compressed | None,
+    of: int,
+) -> int:
+    """Return what the columns of these rows take in a file of ``of`` rows like them, about."""
+    total = 0
+    for number, entry in enumerate(columns):
+        packing = None
+        if compress is not None:
+            many = replace(entry, values=Extent(0, entry.values.size * of // rows))
+            packing = _compressed(many, of, compress).packing
+        for part, dtype, extent in entry.sized():
+            size = extent.size * np.dtype(dtype).itemsize
+            if part == "values" and packing is not None and compress is not None:
+                pieces = _pieces(replace(entry, packing=packing), compress, blocks(number, part))
+                size = min(size, sum(len(data) for data, _ in pieces))
+            total += size
+    return total
 
 
 def _cut(blocks: Iterable[Any], size: int) -> Iterator[bytes]:
@@ -233,17 +266,13 @@ def _write_attributes(file: Any, index: Index) -> None:
 
 def _write(descriptor: int, offset: int, blocks: Iterable[Any], progress: _Progress = None) -> None:
     """Write all blocks from ``offset`` on, many small ones at once."""
-    done = 0
-    with open(descriptor, "r+b", _WRITE_BYTES, closefd=False) as file:
+    with open(descriptor, "r+b", _STEP, closefd=False) as file:
         file.seek(offset)
         for block in map(_bytes, blocks):
-            for first in range(0, len(block), _WRITE_BYTES):
-                done += file.write(block[first : first + _WRITE_BYTES])
-                if progress is not None and done >= _WRITE_BYTES:
+            for first in range(0, len(block), _STEP):
+                done = file.write(block[first : first + _STEP])
+                if progress is not None:
                     progress(done)
-                    done = 0
-    if progress is not None:
-        progress(done)
 
 
 def _checksummed(descriptor: int, index: Index) -> Index:

@@ -21,6 +21,7 @@ from dataloaders.cache.format.fields import LARGEST
 from dataloaders.cache.printable import shown
 from dataloaders.cache.sample.sample import leaf_of
 from dataloaders.errors import CacheError
+from dataloaders.options import option
 
 _KEPT = 4  # pieces that a column remembers
 
@@ -63,7 +64,7 @@ class ColumnReader:
         if self.entry.packing is not None:
             raise CacheError(
                 f"column {self.entry.name!r} is compressed with {self.entry.packing.codec}, so it "
-                "is no array in the file; read rows, or build it without compress="
+                f"is no array in the file; read rows, or build it without {option('compress')}"
             )
         return self._mapped
 

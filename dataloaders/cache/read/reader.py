@@ -31,6 +31,7 @@ from dataloaders.cache.read.shards import first_of, folder_of
 from dataloaders.cache.sample.sample import Classes, join, leaf_paths
 from dataloaders.errors import CacheError
 from dataloaders.machine.page_cache import DiskWatch, tells_truth, will_read
+from dataloaders.options import option
 from dataloaders.transforms.read import Kind, read
 
 Tail = tuple[tuple[Any, ...], Callable[[Any], Any]]
@@ -137,8 +138,7 @@ class CachedDataset(Dataset[Any]):
         if changed:
             raise CacheError(
                 f"the cache {self.path} was built from something else: {'; '.join(changed)}; "
-                "build it again with precompute(..., overwrite=True), or dataloaders cache "
-                f"build --overwrite, or at another path{advice}"
+                f"build it again with {option('overwrite', True)}, or at another path{advice}"
             )
 
     def __len__(self) -> int:

@@ -17,6 +17,7 @@ from dataloaders.cache.format.entries import MOST_SHARDS, Shard
 from dataloaders.cache.format.fields import LARGEST
 from dataloaders.cache.format.index import Index
 from dataloaders.errors import CacheError, OptionError
+from dataloaders.options import option
 
 
 def check_shard(shard: object) -> None:
@@ -24,8 +25,8 @@ def check_shard(shard: object) -> None:
     is_pair = isinstance(shard, tuple) and [type(each) for each in shard] == [int, int]
     if not is_pair or not 0 <= shard[0] < shard[1] <= MOST_SHARDS:  # type: ignore[index]
         raise OptionError(
-            f"shard={shard!r}: it must be None or (rank, of), such as (3, 8): the shard of this "
-            f"process, counted from 0, and how many there are, up to {MOST_SHARDS}"
+            f"{option('shard', shard)}: it must be None or (rank, of), such as (3, 8): the shard "
+            f"of this process, counted from 0, and how many there are, up to {MOST_SHARDS}"
         )
 
 

@@ -20,6 +20,7 @@ from dataloaders.cache.sample.decode import KEPT
 from dataloaders.cache.sample.images import Encoded, Images
 from dataloaders.cache.sample.sample import Structure, column_names
 from dataloaders.errors import CacheError
+from dataloaders.options import option
 
 __all__ = ["Encoder", "encoded"]
 
@@ -82,7 +83,7 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
         )
     if 0 in image.size:
         raise CacheError(
-            f'{told}: it is empty. Leave it out (on_error="skip", --skip), or keep images raw'
+            f"{told}: it is empty. Leave it out, {option('on_error', 'skip')}, or keep images raw"
         )
     longest, limit = max(image.size), Image.MAX_IMAGE_PIXELS
     if how.max_side is not None and longest > how.max_side:

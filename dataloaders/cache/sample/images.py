@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from dataloaders.errors import OptionError
+from dataloaders.options import option
 
 __all__ = ["Choice", "Encoded", "Images"]
 
@@ -46,23 +47,23 @@ class Encoded:
 
     def __post_init__(self) -> None:
         if self.format not in _FORMATS:
-            raise OptionError(f'Encoded({self.format!r}): it must be "jpeg", "png" or "webp"')
+            raise OptionError(f"{option('images', self)}: format must be 'jpeg', 'png' or 'webp'")
         if self.format == "jpeg":
             quality = _QUALITY if self.quality is None else self.quality
             object.__setattr__(self, "quality", quality)
             if type(quality) is not int or not 1 <= quality <= 100:
-                raise OptionError(f"Encoded(quality={quality!r}): it must be an int from 1 to 100")
+                raise OptionError(f"{option('quality', quality)}: it must be an int from 1 to 100")
         elif self.quality is not None:
             raise OptionError(
-                f"Encoded({self.format!r}, quality={self.quality!r}): {self.format} is "
-                'stored without loss and has no quality; leave it out, or use "jpeg"'
+                f"{option('quality', self.quality)} of {self.format!r}: {self.format} is "
+                "stored without loss and has no quality; leave it out, or use 'jpeg'"
             )
         if self.max_side is not None and (
             type(self.max_side) is not int or not 1 <= self.max_side <= _LARGEST_SIDE
         ):
             raise OptionError(
-                f"Encoded(max_side={self.max_side!r}): it must be None or a whole number of pixels "
-                f"from 1 to {_LARGEST_SIDE}"
+                f"{option('max_side', self.max_side)}: it must be None or a whole number of "
+                f"pixels from 1 to {_LARGEST_SIDE}"
             )
 
     def __str__(self) -> str:
@@ -104,10 +105,10 @@ class Images:
         if choice is None or choice == "packed":
             return cls(packed=choice is not None)
         if not isinstance(choice, Mapping):
-            return cls(every=_one(choice, f"images={choice!r}"))
+            return cls(every=_one(choice, option("images", choice)))
         columns = []
         for name, how in choice.items():
-            one = _one(how, f"images={{{name!r}: {how!r}}}")
+            one = _one(how, option("images", {name: how}))
             if type(name) is not str:
                 raise OptionError(f"images={{{name!r}: ...}}: give the name of a column")
             if one is not None:
@@ -146,7 +147,7 @@ def _one(choice: Any, told: str) -> Encoded | None:
         return Encoded(choice)  # type: ignore[arg-type]
     if not isinstance(choice, Encoded):
         raise OptionError(
-            f'{told}: it must be "raw", "jpeg", "png", "webp", Encoded(...), a dict of these '
-            'by column, or "packed"'
+            f"{told}: it must be 'raw', 'jpeg', 'png', 'webp', Encoded(...), a dict of these "
+            "by column, or 'packed'"
         )
     return choice

@@ -20,6 +20,7 @@ from dataloaders.batches.tree import map_children
 from dataloaders.cache.sample.cut import Cut, cut_at, sample_of
 from dataloaders.cache.sample.decode import EncodedFile
 from dataloaders.errors import CacheError
+from dataloaders.options import option
 from dataloaders.recording import hooks
 from dataloaders.recording.context import Recorder, recording
 from dataloaders.recording.worker import self_test
@@ -29,7 +30,8 @@ from dataloaders.transforms.read import Run, read
 
 __all__ = ["packed"]
 
-_INSTEAD = 'Keep what is decoded instead: images="jpeg", "png" or "webp"'
+_PACKED = option("images", "packed")
+_INSTEAD = f"Keep what is decoded instead: {option('images', 'jpeg')}, 'png' or 'webp'"
 
 
 def packed(dataset: Any) -> Cut:
@@ -43,9 +45,7 @@ def packed(dataset: Any) -> Cut:
         cut = cut_at(dataset, chains, [0] * len(chains), _Untouched)
     except Exception as error:  # a __del__, or somebody's own classes on the way
         name = type(dataset).__name__
-        raise CacheError(
-            f'images="packed": {name} cannot be copied: {error}. {_INSTEAD}'
-        ) from error
+        raise CacheError(f"{_PACKED}: {name} cannot be copied: {error}. {_INSTEAD}") from error
     rows = _Files(cut.dataset, cut.made, has_tails=bool(cut.tails))
     return replace(cut, dataset=rows, tails=cut.tails or (Run([]),))
 
@@ -95,7 +95,7 @@ class _Files:
     def __getitem__(self, index: int) -> Any:
         why = self_test()
         if why is not None:
-            raise CacheError(f'images="packed": samples cannot be recorded here: {why}')
+            raise CacheError(f"{_PACKED}: samples cannot be recorded here: {why}")
         hooks.install()
         own = Recorder(files=True)
         try:
@@ -175,6 +175,6 @@ def _refused(own: Recorder, why: str = "") -> CacheError:
     why = why or "it has an image that Pillow did not open from a file" * (not looks)
     reasons = " and ".join(filter(None, (why, looks and f"its pixels were needed by {looks}")))
     return CacheError(
-        'images="packed" keeps image files as they are, in RGB and before the dataset\'s '
+        f"{_PACKED} keeps image files as they are, in RGB and before the dataset's "
         f"transform, and {reasons}. {_INSTEAD}"
     )
