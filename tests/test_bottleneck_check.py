@@ -40,8 +40,8 @@ def checked(loader, step, time, budget_s=15):
     return check_bottleneck(loader, step, budget_s=budget_s, clock=HostOn(time))
 
 
-def check_of(loader, time, budget_s=15):
-    return Check(loader, budget_s=budget_s, clock=HostOn(time))
+def check_of(loader, time, budget_s=15, **options):
+    return Check(loader, budget_s=budget_s, clock=HostOn(time), **options)
 
 
 def usual(period):
@@ -269,7 +269,8 @@ class TestLoops:
     def test_one_short_epoch_is_not_prolonged_if_its_waits_carry_the_verdict(
         self, load, workers, verdict, time
     ):
-        check = check_of(PlayedLoader(time, [load], workers=workers, batches=40), time, 30)
+        loader = PlayedLoader(time, [load], workers=workers, batches=40)
+        check = check_of(loader, time, 30, only_epoch=True)
         steps = 0
         for _ in check:
             time.sleep(0.01)
@@ -286,8 +287,10 @@ class TestLoops:
                 self.loads = (next(self.seconds, 0.0),)
                 return super().__iter__()
 
-        report = checked(Filling(time, [], workers=workers, batches=40), 0.01, time)
-        assert report.verdict == "step-bound"
+        check = check_of(Filling(time, [], workers=workers, batches=40), time, only_epoch=True)
+        for _ in check:
+            time.sleep(0.01)
+        assert check.report().verdict == "step-bound"
 
     @pytest.mark.parametrize(("length", "workers"), [(4, 0), (6, 1), (40, 2)])
     def test_a_consumer_that_counts_its_batches_never_asks_for_the_end(self, length, workers, time):

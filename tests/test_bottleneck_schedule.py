@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.played import HostOn, PlayedLoader, VirtualTime
@@ -72,6 +72,7 @@ class TestPlan:
         assert plan.batches > 0
         assert 0 < plan.most_s <= 30
 
+    @example(first=0.0002, then=9.979109494468688e-07)
     @given(first=SECONDS, then=st.floats(0, 1e-6))
     def test_a_step_time_of_nothing_makes_no_endless_block(self, first, then):
         schedule = Schedule(30)

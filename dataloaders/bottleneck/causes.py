@@ -84,8 +84,8 @@ class Causes:
         p50, p99, longest = np.percentile(seconds, (50, 99, 100)).tolist()
         return {"p50": p50, "p99": p99, "longest": longest, "slow": self.slow}
 
-    def find(self, known: Analysis, *, trying: bool) -> Iterator[Batch]:
-        """Find them; yields batches to step on."""
+    def find(self, known: Analysis, *, trying: bool, stepping: bool) -> Iterator[Batch]:
+        """Find them; yields batches to step on, if ``stepping`` says that the loop may go on."""
         loader = self._loader
         if not isinstance(loader, DataLoader):
             return
@@ -120,7 +120,8 @@ class Causes:
         if "real" not in known.seconds_per_batch:
             return
         try:
-            yield from self._cold(seen, size, known.seconds_per_batch["real"].estimate)
+            if stepping:
+                yield from self._cold(seen, size, known.seconds_per_batch["real"].estimate)
             stages = self._stages(known, seen, size, host)
             self.candidates = candidates(
                 loader,

@@ -91,6 +91,8 @@ class Check:
             what remedies would gain, some seconds; or, if the step is the bottleneck, to measure
             what settings gain that findings name, for half of the budget more.
         try_candidates: whether to run these remedies with the step, too.
+        only_epoch: whether the first epoch may be the loop's only one, as a script's may: if it is
+            short, and what it waited for carries a verdict, no other one is begun.
         agree: with several ranks, called at the same points of the loop by every rank with the
             numbers of its own; returns those of rank 0. None: this process decides alone.
 
@@ -110,6 +112,7 @@ class Check:
         clock: Clock | None = None,
         predict: bool = True,
         try_candidates: bool = False,
+        only_epoch: bool = False,
         agree: Agree | None = None,
     ) -> None:
         if not budget_s > 0:
@@ -136,6 +139,7 @@ class Check:
         )
         self._predict = predict or try_candidates
         self._trying = try_candidates
+        self._only_epoch = only_epoch and not try_candidates
         self._causes = Causes(loader, self._blocks, budget_s, self._time.now)
         self._watch = Watch()
         self._advice = Advice(self._blocks, self._watch, budget_s, self._time.now)
@@ -254,15 +258,16 @@ class Check:
                 yield from self._go_round()
             self.finished = True
             self._feed.close()
-            found = self._analysis() if self._blocks_done and self._schedule.alone else None
+            measured = self._blocks_done or known
+            found = self._analysis() if measured and self._schedule.alone else None
             if found is not None and self._schedule.behind:
                 self._launched = yield from self._blocks.launched(_LAUNCH_SHARE * self._budget_s)
             if found is not None and self._predict:
                 step_bound = found.verdict == "step-bound"
                 if not step_bound or self._trying:
                     self._tell("causes")
-                    yield from self._causes.find(found, trying=self._trying)
-                facts = self._facts(found) if step_bound else None
+                    yield from self._causes.find(found, trying=self._trying, stepping=not known)
+                facts = self._facts(found) if step_bound and not known else None
                 if facts is not None:
                     yield from self._advice.find(findings_of(facts), facts)
         except GeneratorExit:
@@ -296,7 +301,7 @@ class Check:
                 self._schedule.learn(feed.length, feed.in_flight)
                 if self._schedule.whole_epochs and feed.length:
                     pool.most_batches = feed.length  # one epoch, its short last batch included
-                elif feed.length:
+                elif feed.length and self._only_epoch:
                     alone = max(4, min(8, feed.length // 8)) if feed.parallel else 0
                     last = _TAKEN_BEFORE + alone
             if pool.wants_more:
@@ -319,7 +324,7 @@ class Check:
             over = warming.over(blocks.rhythm.cycle, pool.wants_more)
             late = self._warm_s - warming.excess_s > _LONGEST_WARM_UP * self._warm_up_s
             over = pool.placed and over and (blocks.rhythm.known or late)
-            if over and self._waits_are_lost and feed.epoch == 0:
+            if over and self._only_epoch and self._waits_are_lost and feed.epoch == 0:
                 # A short rest of the epoch, which may be the only one, is stepped through as well.
                 rest_s = feed.left * self._warm_s / self._warm_steps
                 over = rest_s > _FIRST_EPOCH_SHARE * self._budget_s or self._schedule.whole_epochs

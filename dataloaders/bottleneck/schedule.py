@@ -235,9 +235,9 @@ class Schedule:
         self._slow = n.step_s > _SLOW_STEP_S
         self._least_s = 2 * max(n.real_s, n.step_s)
         batches = self._batches(real, batch_s / (self._real_share if real else 1.0), n)
-        last = self._last.get(arm.name, 0)
-        if last:
-            batches = min(batches, _MOST_TIMES_LONGER * last)
+        most = _MOST_TIMES_LONGER * self._last.get(arm.name, batches)
+        whole = math.floor if batches >= most else math.ceil
+        batches = min(batches, most)
         lap = cycle * max(1, min(math.ceil(_LAP_S / (batch_s * cycle)), batches // (4 * cycle)))
         if n.varied or self.cut_short:
             lap = cycle  # a lap has one shape; a short loop has room for few laps
@@ -253,7 +253,7 @@ class Schedule:
                 batches = max(1, room - settle)
                 if real and n.real_s > 1.05 * n.step_s:  # whole turns of the workers, as ever
                     batches += -batches % max(1, self.workers)
-        batches = lap * math.ceil(batches / lap)
+        batches = lap * max(1, whole(batches / lap))
         if real and self.length is not None and not self.whole_epochs:
             fits = max(1, self.length // 2 - settle)
             batches = max(lap, lap * (min(batches, fits) // lap))

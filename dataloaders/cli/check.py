@@ -185,6 +185,7 @@ class _Measuring:
             progress=self.line,
             predict=self._options.predict,
             try_candidates=self._options.try_candidates,
+            only_epoch=True,
             agree=None if self.ranks is None else self.ranks.agree,
         )
         self.checks.append(check)
