@@ -22,7 +22,7 @@ import sysconfig
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -35,6 +35,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from dataloaders.measuring.clocks import HostTime
+from dataloaders.observing.opened import Files, files_opened
 
 _FETCHES = ("__getitem__", "__getitems__", "__iter__", "__next__")
 _LOOK_EVERY_S = 0.001
@@ -126,7 +127,7 @@ class Look:
         next(fetches)[1]()  # it imports and opens things
         states = _states()
         until = time.perf_counter() + self.seconds
-        opened = opened_here()
+        opened = _opened()
         with _profiled() as profile:
             for key, fetch, chosen in fetches:
                 opened.clear()
@@ -141,7 +142,7 @@ class Look:
                     usual += 1
                 found.chosen += chosen
                 found.samples.append(took)
-                found.files.append(list(dict.fromkeys(opened)))
+                found.files.append(_of_data(opened))
                 found.keys += [] if key is None else [key]
                 waiting.append(sample)
                 late = time.perf_counter() > until or spent > self.seconds
@@ -296,11 +297,11 @@ class WithFiles:
         return len(self.dataset)
 
     def __getitems__(self, keys: list[Any]) -> tuple[list[Any], list[str]]:
-        opened = opened_here()
+        opened = _opened()
         opened.clear()
         bulk = getattr(self.dataset, "__getitems__", None)
         samples = bulk(keys) if bulk else [self.dataset[key] for key in keys]
-        return samples, list(opened)
+        return samples, _of_data(opened)
 
 
 @dataclass(frozen=True)
@@ -315,28 +316,13 @@ class CollateApart:
 
 
 @functools.cache
-def opened_here() -> list[str]:
-    """Return a list to which this process adds each file that is opened for reading from now on.
+def _opened() -> Files:
+    """Return the files that this process, which observes or is a worker, opens from now on."""
+    return files_opened()
 
-    Stays for as long as the process runs, so only for one that observes, or a worker.
-    """
-    opened: list[str] = []
 
-    def note(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[0], str) and not _is_code(args[0]):
-            opened.append(os.path.abspath(args[0]))
-
-    sys.addaudithook(note)
-    module: Any = sys.modules.get("torchvision.io.image")
-    if module is not None:  # it opens them in C++
-        inner = module.read_file
-
-        def read_file(path: str) -> Any:
-            opened.append(os.path.abspath(path))
-            return inner(path)
-
-        module.read_file = read_file
-    return opened
+def _of_data(files: Iterable[str]) -> list[str]:
+    return [path for path in files if os.path.isfile(path) and not _is_code(path)]
 
 
 def _states() -> tuple[Any, ...]:
@@ -356,8 +342,7 @@ def _held_open() -> list[str]:
     try:
         found = {each.path for each in this.open_files() if each.mode == "r"}
         shared = (each.path for each in this.memory_maps(grouped=False) if "s" in each.perms)
-        files = filter(os.path.isfile, found.union(shared))
-        return sorted(path for path in files if not _is_code(path))
+        return sorted(_of_data(found.union(shared)))
     except (psutil.Error, OSError, AttributeError):  # not told by every system
         return []
 
