@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
@@ -149,33 +149,43 @@ def run(program, kind, **ours):
     return seen
 
 
-def _example(sampler, workers, epochs, **changes):
+def _program(sampler, workers, epochs, **changes):
     usual = {"batch_size": 2, "prefetch_factor": 2, "persistent": True, "tensors": False}
     program = {"sampler": sampler, "workers": workers, "epochs": epochs}
-    return example({"seed": None, "failing": None, "changes": False, **usual, **program, **changes})
+    return {"seed": None, "failing": None, "changes": False, **usual, **program, **changes}
+
+
+def _assert_torchs(program):
+    # More batches ahead than torch has in flight would ask the sampler for the difference.
+    ahead = max(1, min(2, program["workers"] * program["prefetch_factor"]))
+    seed = program["seed"]  # of the order too: as on stock
+    reference = (TorchLoader, {}) if seed is None else (DataLoader, {"seed": seed})
+    expected = run(program, reference[0], **reference[1])
+    assert_same(run(program, DataLoader, backend=Prefetch(ahead=ahead), seed=seed), expected)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        _program("as it goes", 2, [1, 6, 9, None]),
+        # After the sampler's end, before the last batch.
+        _program("in order", 2, [9, None, 10, None]),
+        _program("distributed", 2, [None, None, None], changes=True),
+        _program("shuffled, own generator", 2, [None, 3, None], seed=7),
+        _program("replacement", 1, [7, None], persistent=False),
+        _program("raises", 2, [None, 1, None], batch_size=1),
+        _program("raises", 0, [None, 5], tensors=True),
+        _program("as it goes", 1, [None, None], failing=5, batch_size=1),
+        _program("shuffled", 0, [None, 3, None], tensors=True, seed=7),
+    ],
+    ids=lambda program: program["sampler"],
+)
+def test_a_loop_that_breaks_off_leaves_order_and_generators_as_torch_does(program):
+    _assert_torchs(program)
 
 
 @pytest.mark.parametrize(
     "effort", [5, pytest.param(200, marks=(pytest.mark.nightly, pytest.mark.timeout(900)))]
 )
 def test_loops_that_break_off_leave_order_and_generators_as_torch_does(effort):
-    @settings(max_examples=effort)
-    @given(PROGRAMS)
-    @_example("as it goes", 2, [1, 6, 9, None])
-    @_example("in order", 2, [9, None, 10, None])  # after the sampler's end, before the last batch
-    @_example("distributed", 2, [None, None, None], changes=True)
-    @_example("shuffled, own generator", 2, [None, 3, None], seed=7)
-    @_example("replacement", 1, [7, None], persistent=False)
-    @_example("raises", 2, [None, 1, None], batch_size=1)
-    @_example("raises", 0, [None, 5], tensors=True)
-    @_example("as it goes", 1, [None, None], failing=5, batch_size=1)
-    @_example("shuffled", 0, [None, 3, None], tensors=True, seed=7)
-    def check(program):
-        # More batches ahead than torch has in flight would ask the sampler for the difference.
-        ahead = max(1, min(2, program["workers"] * program["prefetch_factor"]))
-        seed = program["seed"]  # of the order too: as on stock
-        reference = (TorchLoader, {}) if seed is None else (DataLoader, {"seed": seed})
-        expected = run(program, reference[0], **reference[1])
-        assert_same(run(program, DataLoader, backend=Prefetch(ahead=ahead), seed=seed), expected)
-
-    check()
+    settings(max_examples=effort)(given(PROGRAMS)(_assert_torchs))()
