@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ hypothesis.settings.register_profile(
     "no deadline", deadline=None
 )  # how long is the machine's doing
 hypothesis.settings.load_profile("no deadline")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # What is sent to workers is pickled for "forkserver" as for "spawn", whose workers import torch for
 # seconds each: the contract of backends and a few others look at both, all else at the first.
 multiprocessing.set_forkserver_preload(["torch.utils.data"])
