@@ -21,7 +21,7 @@ from bench.played import HostOn, PlayedLoader, VirtualTime
 from dataloaders import DataLoader, bottleneck_check
 from dataloaders.bottleneck import Check, check_bottleneck
 from dataloaders.errors import CheckError, OptionError
-from helpers.waits import Waiting, wait
+from helpers.datasets import Waiting, wait
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from torchvision.transforms import v2
 from dataloaders.cache import CachedDataset, join, precompute, verify
 from dataloaders.errors import CacheError
 from helpers.cached import spoil
+from helpers.datasets import Made
 from helpers.hostile import say_less
-from helpers.numbered import Made
 from helpers.photos import write_folder
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from dataloaders.cache import CachedDataset, Compressed, estimate, precompute, verify
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers.cached import spoil
-from helpers.numbered import Made, Numbered, numbered
+from helpers.datasets import Made, Numbered
 from helpers.processes import children, run_script, wait_until_gone
 
 SIZE = 40
@@ -447,11 +447,11 @@ class Iterable(IterableDataset):
 @pytest.mark.parametrize(
     ("dataset", "options", "rule"),
     [
-        *((numbered, {"num_workers": number}, r"num_workers=.*'auto' or an int from 0 on")
+        *((Numbered(), {"num_workers": number}, r"num_workers=.*'auto' or an int from 0 on")
           for number in (-1, 1.5, True, "all")),
-        (numbered, {"rows": 0}, r"rows=.*samples in a part"),
-        (numbered, {"rows": "all"}, r"rows=.*samples in a part"),
-        (numbered, {"on_error": "ignore"}, "on_error='ignore' \\(--skip\\): it must be"),
+        (Numbered(), {"rows": 0}, r"rows=.*samples in a part"),
+        (Numbered(), {"rows": "all"}, r"rows=.*samples in a part"),
+        (Numbered(), {"on_error": "ignore"}, "on_error='ignore' \\(--skip\\): it must be"),
         (Iterable(), {}, "Iterable has no samples by index"),
         (type("Lengthless", (), {"__getitem__": lambda self, n: n})(), {}, "Lengthless has no len"),
         (Numbered(-1), {}, r"Numbered has no len\(\) \(.*>= 0\)"),

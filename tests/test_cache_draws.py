@@ -13,7 +13,7 @@ from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import precompute
 from dataloaders.errors import CacheError
-from helpers.numbered import Made
+from helpers.datasets import Made
 
 SIZE = 400
 UNSTUDIED = 377  # neither among the samples that the study reads of so many, nor near them

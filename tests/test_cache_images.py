@@ -28,7 +28,7 @@ from dataloaders.cli import main
 from dataloaders.errors import CacheError, OptionError
 from helpers.cached import MODES, assert_all_equal, build_of_bytes, kinds, smooth
 from helpers.compare import assert_same, bits
-from helpers.numbered import Made
+from helpers.datasets import Made
 
 SIZE = 6
 NEAREST = InterpolationMode.NEAREST

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dataloaders.cache import precompute, verify
-from helpers.numbered import Made
+from helpers.datasets import Made
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]  # gigabytes, whatever the disk
 

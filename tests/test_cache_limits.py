@@ -13,10 +13,10 @@ from dataloaders.cache import CachedDataset, Encoded, join, precompute, verify
 from dataloaders.errors import CacheError
 from helpers.cached import build, spoil
 from helpers.compare import bits
+from helpers.datasets import Made
 from helpers.hostile import Whole, say_less
-from helpers.image_files import saved
-from helpers.numbered import Made
 from helpers.photos import picture
+from helpers.pictures import saved
 
 LARGEST = max((30 + index) * (40 - index) for index in range(9))
 

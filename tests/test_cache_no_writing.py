@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 
 from dataloaders.cache import precompute
 from helpers import warm
-from helpers.numbered import Made
+from helpers.datasets import Made
 from helpers.photos import picture
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,9 +18,8 @@ from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError
 from helpers.cached import assert_all_equal, smooth
-from helpers.image_files import image_files
-from helpers.pictures import saved
-from helpers.vision_datasets import FILES
+from helpers.photos import OF_TORCHVISION
+from helpers.pictures import image_files, saved
 
 SIZE = 5
 CHAIN = v2.Compose([v2.Resize(18), v2.RandomCrop(9), v2.RandomHorizontalFlip(), v2.ToImage()])
@@ -215,7 +214,7 @@ def test_what_cannot_be_packed(tmp_path):
 
     path, many = tmp_path / "a.h5", [saved(smooth(0), "JPEG")] * 150
     files = [saved(smooth(n, mode="L" if n == 1 else "RGB"), "JPEG") for n in range(SIZE)]
-    voc = FILES["voc_segmentation"](tmp_path, transforms=v2.CenterCrop(5))
+    voc = OF_TORCHVISION["voc_segmentation"](tmp_path, transforms=v2.CenterCrop(5))
     for dataset, rule in (
         (Bytes(lambda self, file, index: smooth(index)), "an image that Pillow did not open from"),
         (voc, r"Image\.crop"),  # one transform of image and target
@@ -237,12 +236,12 @@ def number_of(target):
     return len(str(type(target))) % 7
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", OF_TORCHVISION)
 def test_torchvisions_datasets(tmp_path, name):
     masks = name in ("voc_segmentation", "pets_segmented")
     target = v2.RandomHorizontalFlip() if masks else number_of
     transform = v2.Compose([v2.RandomCrop(5), v2.ToImage()])
-    dataset = FILES[name](tmp_path, transform=transform, target_transform=target)
+    dataset = OF_TORCHVISION[name](tmp_path, transform=transform, target_transform=target)
     assert_packed(pack(dataset, tmp_path / "a.h5"), dataset)
 
 

@@ -11,7 +11,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from dataloaders.cache import precompute
 from helpers.compare import assert_same
-from helpers.numbered import Made
+from helpers.datasets import Made
 
 SIZE = 60  # more than are looked at at once, and in several shapes of buffers
 

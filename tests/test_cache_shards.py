@@ -19,7 +19,8 @@ from dataloaders.cache.build import ranks as ranks_module
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers.cached import spoil
 from helpers.compare import assert_same
-from helpers.numbered import SIZE, Made, Numbered
+from helpers.datasets import NUMBERED as SIZE
+from helpers.datasets import Made, Numbered
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ["00000.h5", "00010.h5", "00020.h5", "00030.h5"]
@@ -177,7 +178,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path[:0] = [{tests!r}]
-from helpers.numbered import Numbered
+from helpers.datasets import Numbered
 
 class Killed(Numbered):
     def __getitem__(self, index):
@@ -366,7 +367,7 @@ def test_a_shard_that_cannot_be(path):
 def build_command(command, tmp_path):
     (tmp_path / "some_data.py").write_text(
         f"import sys\nsys.path[:0] = [{str(ROOT / 'tests')!r}]\n"
-        "from helpers.numbered import Numbered\nsamples = Numbered()\n"
+        "from helpers.datasets import Numbered\nsamples = Numbered()\n"
     )
     return partial(command, "cache", "build", "some_data.py:samples", "a.h5", "--workers", "0")
 

@@ -31,9 +31,8 @@ from dataloaders import DataLoader
 from dataloaders.errors import BackendWarning, OptionError
 from helpers.codes import CODES, COLLATIONS, STACKED, Codes
 from helpers.compare import assert_same, assert_same_epochs, run_epochs, seed_everything
-from helpers.photos import SIZE, Digits, Files, Opened, folder
+from helpers.photos import OF_TORCHVISION, SIZE, Digits, Files, Opened, folder
 from helpers.recorded import equal, path
-from helpers.vision_datasets import FILES as OF_TORCHVISION
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 

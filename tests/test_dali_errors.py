@@ -15,8 +15,8 @@ from torchvision.datasets import ImageFolder
 from dataloaders import DataLoader
 from dataloaders.errors import BackendUnavailable, BackendWarning
 from helpers.compare import assert_same
-from helpers.image_files import image_files
 from helpers.photos import SIZE, folder, write_folder
+from helpers.pictures import image_files
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 

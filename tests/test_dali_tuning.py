@@ -12,7 +12,7 @@ from torchvision import transforms
 from dataloaders import DataLoader, tune
 from dataloaders.machine import resources
 from dataloaders.tuning import learned
-from helpers.vision_datasets import image_folder
+from helpers.photos import image_folder
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 

@@ -21,7 +21,7 @@ from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from helpers.cached import smooth, spoil
 from helpers.compare import assert_same
-from helpers.numbered import Made
+from helpers.datasets import Made
 
 COUNT = 12
 ONE, THREE = ((20, 24),), ((20, 24), (31, 17), (20, 16))

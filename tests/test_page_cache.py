@@ -18,8 +18,8 @@ from dataloaders.machine.page_cache import (
     tells_truth,
     will_read,
 )
-from helpers.numbered import Made
-from helpers.waits import becomes_true
+from helpers.datasets import Made
+from helpers.processes import becomes_true
 
 PAGE = mmap.PAGESIZE
 PAGES = 64

@@ -28,8 +28,7 @@ from dataloaders.errors import BackendWarning, OptionError
 from helpers.compare import assert_same
 from helpers.contract import Unloadable, fails_at_five, hangs
 from helpers.datasets import SIZE, MapDataset, SizedStream, integer_sample, tensor_sample
-from helpers.processes import Held, children, wait_until_gone
-from helpers.waits import becomes_true
+from helpers.processes import Held, becomes_true, children, wait_until_gone
 
 THREAD = "dataloaders-prefetch"
 TorchLoader = torch.utils.data.DataLoader

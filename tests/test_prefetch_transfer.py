@@ -14,7 +14,7 @@ from dataloaders.errors import CapacityWarning
 from helpers.compare import assert_same
 from helpers.datasets import MapDataset
 from helpers.fake_cuda import FakeCuda, PlayedPrefetch
-from helpers.waits import becomes_true
+from helpers.processes import becomes_true
 
 
 def batch_of(number, samples=4):

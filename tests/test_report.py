@@ -16,8 +16,8 @@ from dataloaders import wrap
 from dataloaders.bottleneck import Interval, Report, Step, check_bottleneck
 from dataloaders.errors import OptionError
 from dataloaders.predicting import Candidate
+from helpers.datasets import Waiting
 from helpers.reports import a_report, about
-from helpers.waits import Waiting
 
 seconds = st.floats(0, 1e6)
 texts = st.text(max_size=8)

@@ -21,7 +21,7 @@ from dataloaders.bottleneck import Interval
 from dataloaders.errors import CapacityWarning, CheckError, OptionError
 from dataloaders.machine import resources
 from dataloaders.tuning import trial, tuner
-from helpers import waits
+from helpers import datasets
 from helpers.compare import assert_same, generator_states
 
 TorchLoader = torch.utils.data.DataLoader
@@ -50,7 +50,7 @@ def nothing(index):
     pass
 
 
-class Waiting(waits.Waiting):
+class Waiting(datasets.Waiting):
     """20 ms of waiting a sample, as from a far disk; ``happens`` may do more."""
 
     def __init__(self, size=10_000, seconds=0.02, happens=nothing):

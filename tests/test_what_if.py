@@ -29,8 +29,8 @@ from dataloaders.predicting import (
     seconds_of_a_worker,
     seconds_per_batch,
 )
+from helpers.datasets import Waiting, wait
 from helpers.pictures import smooth
-from helpers.waits import Waiting, wait
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

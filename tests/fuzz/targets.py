@@ -31,8 +31,8 @@ from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
 from helpers.cached import DTYPES, MODES, TORCH_DTYPES, Point, build, mixed
 from helpers.compare import same
+from helpers.datasets import Made
 from helpers.hostile import said_of
-from helpers.numbered import Made
 
 __all__ = ["TARGETS", "sound_files"]
 

@@ -1,12 +1,14 @@
-"""Datasets of every kind that torch's loader takes, small, picklable and without randomness.
+"""Small, picklable datasets of every kind that torch's loader takes.
 
-A `Case` makes the arguments of one loader afresh, so that two loaders share no state.
+A `Case` makes the arguments of one loader anew, so that two loaders share no state.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +33,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 SIZE = 11
 """Samples in each dataset: prime, so that no batch size but 1 divides it."""
+NUMBERED = 41
+"""Samples in a `Numbered` dataset."""
 
 
 class Point(NamedTuple):
@@ -78,6 +82,74 @@ class MapDataset(Dataset[Any]):
             raise IndexError(index)
         made = SAMPLES[self.sample] if isinstance(self.sample, str) else self.sample
         return made(index)
+
+
+class Numbered(Dataset[Any]):
+    """Samples with fixed and variable columns, and None; each read is written to ``log``."""
+
+    def __init__(self, size: int = NUMBERED, *, log: Path | None = None, shift: int = 0) -> None:
+        self.size, self.log, self.shift = size, log, shift
+        self.failing: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        if index in self.failing:
+            raise ValueError(f"no sample {index} today")
+        if self.log is not None:
+            with open(self.log, "a") as file:
+                file.write(f"{index}\n")
+        return self.sample(index)
+
+    def sample(self, index: int) -> Any:
+        values = np.random.default_rng(index + self.shift)
+        return {
+            "image": torch.from_numpy(values.integers(0, 256, (3, 8, 8), dtype=np.uint8)),
+            "words": values.random(index % 5).astype(np.float32),
+            "name": f"sample {index}" if index % 3 else None,
+            "label": index,
+        }
+
+    def reads(self) -> list[int]:
+        """Return the numbers of the samples that were read."""
+        return [int(line) for line in self.log.read_text().split()] if self.log else []
+
+
+class Made(Numbered):
+    """``make(index)`` for each index: a dataset of a user's own class, in one line."""
+
+    def __init__(self, make: Callable[[int], Any], size: int = NUMBERED, **said: Any) -> None:
+        super().__init__(size)
+        self.sample = make  # type: ignore[method-assign]
+        self.__dict__.update(said)
+
+
+def wait(seconds: float) -> None:
+    """Sleep until ``seconds`` from now."""
+    deadline = time.perf_counter() + seconds
+    while (left := deadline - time.perf_counter()) > 0:
+        time.sleep(left)
+
+
+class Waiting(Dataset[torch.Tensor]):
+    """``length`` samples, each the tensor of its index, each after ``seconds`` (of ``wait``)."""
+
+    def __init__(self, length: int, seconds: float, wait: Callable[[float], None] = wait) -> None:
+        self.length = length
+        self.seconds = seconds
+        self.wait = wait
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        self.wait(self.seconds)
+        return torch.full((4,), float(index))
 
 
 class CountingStream(IterableDataset[Any]):

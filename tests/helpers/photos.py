@@ -1,4 +1,4 @@
-"""Image datasets as people have them: folders, files by a protocol, arrays, code of one's own."""
+"""Image datasets as users have them: folders, arrays, their own classes, and torchvision's."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
-from torchvision.datasets import MNIST, ImageFolder
+from torchvision import datasets
+from torchvision.datasets.vision import VisionDataset
 
+from .pictures import noise
 from .pictures import smooth as picture
-
-__all__ = ["SIZE", "Digits", "Files", "Opened", "folder", "picture", "write_folder"]
 
 SIZE = 11
 """Images in each: prime, so that no batch size but 1 divides it."""
@@ -41,9 +42,9 @@ def _shared() -> Path:
     return write_folder(root)
 
 
-def folder(transform: Transform = None, target_transform: Transform = None) -> ImageFolder:
+def folder(transform: Transform = None, target_transform: Transform = None) -> datasets.ImageFolder:
     """An ImageFolder of `SIZE` JPEG files, the same files in all of this process."""
-    return ImageFolder(_shared(), transform, target_transform)
+    return datasets.ImageFolder(_shared(), transform, target_transform)
 
 
 class Files(Dataset[Any]):
@@ -65,7 +66,7 @@ class Files(Dataset[Any]):
         return self.assemble(image, 3 * index)
 
 
-class Digits(MNIST):
+class Digits(datasets.MNIST):
     """torchvision's MNIST, of noise that is in memory from the start."""
 
     def __init__(self, transform: Transform = None, target_transform: Transform = None) -> None:
@@ -89,3 +90,52 @@ class Opened(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         image: Any = picture(index)
         return image if self.transform is None else self.transform(image), index
+
+
+# torchvision's own: one class of each way to open and pair files. Each takes an empty folder.
+
+
+def photo(path: Path, seed: int, channels: int = 3) -> None:
+    """A JPEG or what the suffix says, of a size that depends on ``seed``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise(9 + seed % 5, 12 + seed % 3, channels, seed).save(path)
+
+
+def image_folder(root: Path, **options: Any) -> Any:
+    for label, name in enumerate(("cat", "dog")):
+        for number in range(3):
+            photo(root / "photos" / name / f"{number}.jpg", 5 * label + number)
+    photo(root / "photos" / "dog" / "9.png", 9, 4)
+    return datasets.ImageFolder(str(root / "photos"), **options)
+
+
+def voc_segmentation(root: Path, **options: Any) -> Any:
+    base, names = root / "VOCdevkit" / "VOC2012", ("2012_0", "2012_1", "2012_2")
+    (base / "ImageSets" / "Segmentation").mkdir(parents=True)
+    (base / "ImageSets" / "Segmentation" / "train.txt").write_text("\n".join(names))
+    for number, name in enumerate(names):
+        photo(base / "JPEGImages" / f"{name}.jpg", number)
+        photo(base / "SegmentationClass" / f"{name}.png", number, 1)
+    return datasets.VOCSegmentation(str(root), **options)
+
+
+def coco_detection(root: Path, **options: Any) -> Any:
+    for number in (3, 5, 8):
+        photo(root / f"{number}.jpg", number, 1 if number == 5 else 3)
+    dataset = object.__new__(datasets.CocoDetection)  # whose constructor needs pycocotools
+    VisionDataset.__init__(dataset, str(root), **options)
+    names = {number: {"file_name": f"{number}.jpg"} for number in (3, 5, 8)}
+    coco = SimpleNamespace(
+        loadImgs=lambda number: [names[number]],
+        getAnnIds=lambda number: [10 * number, 10 * number + 1],
+        loadAnns=lambda numbers: [{"id": number, "caption": f"a {number}"} for number in numbers],
+    )
+    dataset.__dict__.update(coco=coco, ids=[3, 5, 8])
+    return dataset
+
+
+OF_TORCHVISION: dict[str, Callable[..., Any]] = {
+    "image_folder": image_folder,
+    "voc_segmentation": voc_segmentation,
+    "coco_detection": coco_detection,
+}

@@ -1,8 +1,9 @@
-"""Pictures that are made here, the same ones each time."""
+"""Pictures and encoded images of every kind, made here, the same each time."""
 
 from __future__ import annotations
 
 import io
+import struct
 from typing import Any
 
 import numpy as np
@@ -29,3 +30,108 @@ def saved(image: Image.Image, format: str = "JPEG", **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, format, **options)
     return file.getvalue()
+
+
+def exif(orientation: int = 6, thumbnail: bytes = b"") -> bytes:
+    """An EXIF segment's content, followed by a JPEG thumbnail."""
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags.tobytes() + thumbnail
+
+
+def frame_at(data: bytes) -> int:
+    """The offset of the frame header in a JPEG file: of its FF."""
+    place = 2
+    while data[place + 1] not in (0xC0, 0xC1, 0xC2):
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return place
+
+
+def resampled(data: bytes, *factors: int) -> bytes:
+    """A JPEG file whose header gives its components these sampling factors."""
+    changed, place = bytearray(data), frame_at(data)
+    for number, factor in enumerate(factors):
+        changed[place + 11 + 3 * number] = factor
+    return bytes(changed)
+
+
+def with_segment(data: bytes, marker: int, content: bytes) -> bytes:
+    """A JPEG file with one more segment after its first two bytes."""
+    return data[:2] + struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content + data[2:]
+
+
+def adobe(transform: int) -> bytes:
+    return b"Adobe\0\x64\0\0\0\0" + bytes([transform])
+
+
+def without_jfif(data: bytes) -> bytes:
+    assert data[2:4] == b"\xff\xe0"
+    return data[:2] + data[4 + int.from_bytes(data[4:6], "big") :]
+
+
+def image_files() -> dict[str, bytes]:
+    """JPEG files of many writers, and some files of each other format."""
+    colour, grey, clear = noise(21, 34), noise(21, 34, 1), noise(21, 34, 4)
+    jpeg, square = saved(colour, subsampling=0), saved(noise(32, 32), subsampling=1)
+    inks = noise(21, 34, 4, 1)
+    inked = saved(Image.frombytes("CMYK", inks.size, inks.tobytes()))
+    ycck = inked.replace(adobe(0), adobe(2))
+    assert ycck != inked
+    deep = Image.fromarray(np.random.default_rng(2).integers(0, 65536, (21, 34), np.uint16))
+    frames: dict[str, Any] = {"save_all": True, "append_images": [noise(21, 34, seed=3)]}
+    found = {
+        "jpeg": saved(colour),
+        "jpeg 4:4:4": jpeg,
+        "jpeg 4:2:2": saved(colour, subsampling=1),
+        "jpeg quality 5": saved(colour, quality=5),
+        "jpeg quality 100": saved(colour, quality=100),
+        "jpeg optimised": saved(colour, optimize=True),
+        "jpeg progressive": saved(colour, progressive=True),
+        "jpeg restarts": saved(colour, restart_marker_blocks=1),
+        "jpeg grey": saved(grey),
+        "jpeg grey progressive": saved(grey, progressive=True),
+        "jpeg rgb": saved(colour, keep_rgb=True, subsampling=0),
+        "jpeg comment": saved(colour, comment=b"\xff\xd9" * 9, icc_profile=b"p" * 99999),
+        "jpeg no jfif": without_jfif(jpeg),
+        "jpeg turned": saved(colour, exif=exif(6)),
+        "jpeg mirrored": saved(colour, exif=exif(5)),
+        "jpeg thumbnail": saved(colour, exif=exif(8, saved(noise(7, 9)))),
+        "jpeg several": saved(colour, "MPO", save_all=True, append_images=[noise(9, 9)]),
+        "jpeg zeros behind": jpeg + bytes(99),
+        "jpeg text behind": jpeg + b"text",
+        "jpeg fill bytes": jpeg[:20] + b"\xff\xff" + jpeg[20:],
+        "jpeg junk between": jpeg[:20] + b"\0\0" + jpeg[20:],
+        "jpeg one pixel": saved(noise(1, 1)),
+        "jpeg one wide": saved(noise(50, 1)),
+        "jpeg one high": saved(noise(1, 50)),
+        "jpeg cmyk": inked,
+        "jpeg ycck": ycck,
+        "jpeg ycck 4:2:0": resampled(saved(noise(32, 32, 4).convert("CMYK")), 0x22),
+        "png": saved(colour, "PNG"),
+        "png turned": saved(colour, "PNG", exif=exif(6), dpi=(72, 72)),
+        "png alpha": saved(clear, "PNG"),
+        "png palette": saved(colour.quantize(9), "PNG", transparency=3),
+        "png bits": saved(colour.convert("1"), "PNG"),
+        "png 16 grey": saved(deep, "PNG"),
+        "png animated": saved(colour, "PNG", **frames),
+        "png cut behind the pixels": saved(colour, "PNG")[:-2],
+        "webp": saved(colour, "WEBP"),
+        "webp alpha lossless": saved(clear, "WEBP", lossless=True),
+        "webp animated": saved(colour, "WEBP", **frames),
+        "gif": saved(colour.quantize(9), "GIF"),
+        "gif animated": saved(colour.quantize(9), "GIF", **frames),
+        "bmp": saved(colour, "BMP"),
+        "ppm": saved(colour, "PPM"),
+        "tiff": saved(colour, "TIFF"),
+    }
+    for factors in ((0x11,), (0x21,), (0x22,), (0x44,)):
+        found[f"jpeg grey sampled {factors[0]:x}"] = resampled(saved(grey), *factors)
+    for factors in ((0x12, 0x11), (0x41, 0x11), (0x14, 0x11), (0x31, 0x11), (0x42, 0x11)):
+        found[f"jpeg sampled {factors[0]:x}"] = resampled(square, *factors)
+    for factors in ((0x11, 0x21, 0x11), (0x22, 0x21, 0x12), (0x22, 0x12, 0x12), (0x21, 0x21, 0x21)):
+        found["jpeg sampled " + " ".join(f"{f:x}" for f in factors)] = resampled(square, *factors)
+    for transform in (0, 1, 2):
+        found[f"jpeg adobe {transform}"] = with_segment(jpeg, 0xEE, adobe(transform))
+        bare = with_segment(without_jfif(jpeg), 0xEE, adobe(transform))
+        found[f"jpeg adobe {transform} no jfif"] = bare
+    return found

@@ -162,3 +162,11 @@ def open_files() -> int:
             thread.join(0.5)
     gc.collect()
     return int(psutil.Process().num_fds())
+
+
+def becomes_true(condition: Callable[[], object], seconds: float = 20) -> bool:
+    """Return whether ``condition`` becomes true within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return bool(found)
