@@ -13,8 +13,7 @@ backend may wrap another one, as in ``Prefetch(inner=Stock())``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
@@ -31,7 +30,6 @@ __all__ = [
     "Remainder",
     "Session",
     "Specification",
-    "Tunable",
     "check_images",
 ]
 
@@ -201,14 +199,6 @@ class Backend(ABC):
         """Whether a session for ``loader`` returns an `Ahead`. Never raises: plans ask."""
         return False
 
-    def tunable(self, loader: Specification) -> Tunable | None:
-        """Return which of its own options tuning may choose for ``loader``. Never raises.
-
-        None: it has no such options, or cannot serve the loader. Only torch's workers are tuned
-        then.
-        """
-        return None
-
     @abstractmethod
     def open(self, loader: Specification) -> Session:
         """Open a session for ``loader``.
@@ -232,17 +222,3 @@ def check_images(options: Any) -> None:
         raise OptionError(
             f"{name}(memory_format={memory_format!r}): must be one of {', '.join(map(str, known))}"
         )
-
-
-@dataclass(frozen=True)
-class Tunable:
-    """The options of a backend that tuning may choose for one loader.
-
-    Attributes:
-        backend: the backend as it would serve the loader now, with a number in place of "auto".
-        values: for each option, the numbers that may be worth trying, smallest first, including the
-            one that ``backend`` has. The options that matter most come first.
-    """
-
-    backend: Backend
-    values: Mapping[str, Sequence[int]]

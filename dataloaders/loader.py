@@ -19,7 +19,7 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 from dataloaders import registry
-from dataloaders.backend import Backend, Session, Tunable
+from dataloaders.backend import Backend, Session
 from dataloaders.batches.tree import Batch, to_device
 from dataloaders.errors import (
     BackendWarning,
@@ -176,7 +176,7 @@ class DataLoader(_TorchLoader[T_co]):
         """Return what will run where for this loader, stage by stage; print it. Never raises."""
         wanted = self._wanted_backend()
         try:
-            backend, refusal = self._resolve_backend(wanted)
+            backend, refusal, learned = self._resolve_backend(wanted)
         except DataLoadersError as error:
             return Plan(str(wanted), obstacle=str(error))
         except Exception as error:  # a third-party backend that needs options
@@ -186,9 +186,7 @@ class DataLoader(_TorchLoader[T_co]):
             plan = backend.explain(self._specification(backend))
         except Exception as error:  # a third-party backend; this method never raises
             return Plan(str(wanted), obstacle=f"its explain() failed: {error!r}")
-        notes = [auto.backend_for(self)[1]] if wanted == "auto" else []
-        notes += [] if refusal is None else [refusal]
-        return replace(plan, notes=(*plan.notes, *notes))
+        return replace(plan, notes=(*plan.notes, *filter(None, (learned, refusal))))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch, for ``seed=`` and for samplers that count epochs.
@@ -226,7 +224,7 @@ class DataLoader(_TorchLoader[T_co]):
             else:
                 self._session.close()
                 self._session = None
-        backend, refusal = self._resolve_backend(wanted)
+        backend, refusal, _ = self._resolve_backend(wanted)
         if refusal is not None:
             warnings.warn(refusal, BackendWarning, stacklevel=3)
         backend = self._delivering(backend)
@@ -255,31 +253,26 @@ class DataLoader(_TorchLoader[T_co]):
             return backend
         return registry.load("prefetch")(inner=backend)  # type: ignore[call-arg]
 
-    def _tunable(self) -> Tunable | None:
-        """Return what tuning may choose of this loader's backend, or None."""
-        backend = self._delivering(self._resolve_backend(self._wanted_backend())[0])
-        return backend.tunable(self._specification(backend))
-
     def _wanted_backend(self) -> str | Backend:
         if self.backend is not None:
             return self.backend
         return os.environ.get(BACKEND_VARIABLE) or "stock"
 
-    def _resolve_backend(self, wanted: str | Backend) -> tuple[Backend, str | None]:
-        """Return the backend that will serve, and why the one that was meant cannot (or None)."""
+    def _resolve_backend(self, wanted: str | Backend) -> tuple[Backend, str | None, str | None]:
+        """Return the backend that will serve, why the wanted one cannot, and what "auto" is."""
         if isinstance(wanted, Backend):
-            return wanted, None
+            return wanted, None, None
         if wanted == "auto":
-            learned, _ = auto.backend_for(self)
+            learned, about = auto.backend_for(self)
             if learned is None:
-                return registry.load("stock")(), None
+                return registry.load("stock")(), None, about
             obstacle = learned.explain(self._specification(learned)).obstacle
             if obstacle is None:
-                return learned, None
+                return learned, None, about
             refusal = f'backend="auto": {learned.name} cannot serve a loader any more: {obstacle}'
-            return registry.load("stock")(), refusal
+            return registry.load("stock")(), refusal, about
         if self.backend is not None or wanted == "stock":
-            return registry.load(wanted)(), None
+            return registry.load(wanted)(), None, None
         try:
             backend = registry.load(wanted)()
             obstacle = backend.explain(self._specification(backend)).obstacle
@@ -288,11 +281,11 @@ class DataLoader(_TorchLoader[T_co]):
                 raise UnknownBackend(f"${BACKEND_VARIABLE}: {error}") from None
             obstacle = str(error)
         if obstacle is None:
-            return backend, None
+            return backend, None, None
         refusal = (
             f"${BACKEND_VARIABLE}={wanted} cannot serve a loader, which stays stock: {obstacle}"
         )
-        return registry.load("stock")(), refusal
+        return registry.load("stock")(), refusal, None
 
 
 class CopiedBatches(Generic[T_co]):

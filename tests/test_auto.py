@@ -27,7 +27,7 @@ from helpers.datasets import CountingStream
 # As on machines of more cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 NO_CUDA = torch.cuda.device_count() == 0
-CHOICE = learned.Learned(3, 2, False, 812.5, batch_bytes=4096, memory_per_worker=2**20)
+CHOICE = learned.Learned(3, 2, False, batch_bytes=4096, memory_per_worker=2**20)
 AUTO = {"num_workers": "auto", "prefetch_factor": "auto", "pin_memory": "auto"}
 
 
@@ -78,7 +78,7 @@ def key_of(dataset, batch_size=4, sampler=None, collate=None):
 
 
 def learn(dataset, *choice, **more):
-    assert learned.remember(key_of(dataset), learned.Learned(*choice, 100.0, **more)) is not None
+    assert learned.remember(key_of(dataset), learned.Learned(*choice, **more)) is not None
 
 
 # The rule
@@ -203,7 +203,7 @@ def test_fewer_where_memory_or_shared_memory_no_longer_bear_it(monkeypatch):
 def test_the_last_one_wins_and_nothing_else_is_left(cache):
     key = key_of(Files())
     assert learned.recall(key) is None
-    for choice in (CHOICE, learned.Learned(0, None, True, 1.0)):
+    for choice in (CHOICE, learned.Learned(0, None, True)):
         path = learned.remember(key, choice)
         assert learned.recall(key) == choice
     assert list((cache / "tuned").iterdir()) == [path]
@@ -248,7 +248,7 @@ def test_readers_never_see_half_a_file():
 
 def _write_often(key):
     for number in range(1, 300):
-        learned.remember(key, learned.Learned(number, 2, False, 1.0))
+        learned.remember(key, learned.Learned(number, 2, False))
 
 
 def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
@@ -295,10 +295,9 @@ def test_a_key_is_stable_shows_no_path_and_tells_what_differs_apart():
 )
 def test_what_is_learned_of_a_loader_is_for_those_made_with_its_arguments(options):
     loader = torch.utils.data.DataLoader(Files(), **options)
-    names = ("dataset", "batch_size", "batch_sampler", "collate_fn")
-    key = learned.key_of(*(getattr(loader, name) for name in names))
+    key = learned.key_of_loader(loader, "stock")
     assert DataLoader(Files(), num_workers="auto", **options).num_workers > 0
-    assert learned.remember(key, learned.Learned(0, None, False, 1.0)) is not None
+    assert learned.remember(key, learned.Learned(0, None, False)) is not None
     assert DataLoader(Files(), num_workers="auto", **options).num_workers == 0
 
 

@@ -37,6 +37,7 @@ from helpers.recorded import equal, path
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
 from backends.dali import Dali
+from backends.dali.numbers import numbers_of
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 FLOATS = v1.ToTensor(), v1.Normalize(MEAN, STD)
@@ -437,3 +438,14 @@ def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain):
         off = (images.cpu().double() - wanted.double()).abs()
         # Other decoders and filters: another crop or flip would be many times as far off.
         assert off.mean() < 0.05 * (wanted.double().max() - wanted.double().min())
+
+
+def test_a_gpu_has_at_most_8_threads(tmp_path, monkeypatch):
+    """Each holds memory of the device for each graph."""
+    loader = DataLoader([torch.zeros(3)], backend="dali")
+    monkeypatch.setattr("backends.dali.numbers.usable_cores", lambda: 96)
+    assert numbers_of(Dali(), loader) == (32, 3, True)
+    assert numbers_of(Dali(threads=2, depth=4), loader) == (2, 4, False)
+    monkeypatch.setattr("backends.dali.numbers.device_of", lambda name: torch.device("cuda:0"))
+    assert numbers_of(Dali(), loader) == (8, 4, True)
+    assert numbers_of(Dali(threads=16), loader).threads == 16  # as the user says

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import make_dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,8 +15,8 @@ from dataloaders.tuning.search import Search
 ALONE = Settings(0, None, False)
 
 
-def workers(count, prefetch=2, **others):
-    return Settings(count, prefetch if count else None, False, **others)
+def workers(count, prefetch=2):
+    return Settings(count, prefetch if count else None, False)
 
 
 def trial_of(settings, rate, **facts):
@@ -29,14 +29,13 @@ class Played:
     Workers from ``fails_at`` on fail, and leave so many to be tried as ``bears``.
     """
 
-    def __init__(self, rate, *, busy=None, fails_at=99, bears=0, run=None, **facts):
+    def __init__(self, rate, *, busy=None, fails_at=99, bears=0, **facts):
         self.rate, self.busy, self.fails_at, self.bears = rate, busy, fails_at, bears
         self.asked, self.why = [], []
         known = {"given": ALONE, "alone": ALONE, "most": 16, **facts}
         self.search = Search(make=self.make, **known)
-        if not self.search.options and not self.search.ways:
-            self.search.add(trial_of(self.search.alone, rate(self.search.alone)))
-        assert list((run or Search.run)(self.search)) == []  # a search itself yields no batch
+        self.search.add(trial_of(self.search.alone, rate(self.search.alone)))
+        assert list(self.search.run()) == []  # a search itself yields no batch
 
     def make(self, settings, why):
         yield from ()
@@ -178,46 +177,3 @@ def test_pinning_both_ways_in_turns(given, pinned, pageable, chosen):
     assert found.choice == Settings(2, 2, chosen)
     assert {one.pin_memory for one in found.asked[-2:]} == {False, True}
     assert Played(rate, most=0, pinning=True).asked == []  # without workers a copy more
-
-
-Knobs = make_dataclass("Knobs", [("threads", int, 4), ("depth", int, 3)], frozen=True)
-
-
-class TestBackends:
-    def played(self, rate, threads=4, **facts):
-        present = Settings(0, None, False, Knobs(threads))
-        options = {"threads": (1, 2, 3, 4, 6, 8), "depth": (2, 3, 4, 6)}
-        return Played(
-            lambda one: rate(one.numbers["threads"], one.numbers["depth"]),
-            given=present,
-            alone=present,
-            options=options,
-            most=1,
-            run=lambda search: search.run(workers=False),
-            **facts,
-        )
-
-    def test_their_own_numbers(self):
-        found = self.played(lambda threads, depth: 10.0 * threads * depth)
-        assert found.choice.backend == Knobs(8, 6)
-        rates = {8: 100.0, 4: 100.0, 2: 66.0, 1: 40.0}
-        found = self.played(lambda threads, depth: rates[threads], threads=8)
-        assert found.choice.backend == Knobs(4, 2)
-        found = self.played(lambda threads, depth: 100.0 * threads, needed=450.0)
-        assert found.choice.backend == Knobs(8, 2)
-
-    @pytest.mark.parametrize(
-        ("rates", "chosen"),
-        [((100, 102, 150), 2), ((100, 150, 152), 1), ((100, 102, 70), 0)],
-    )
-    def test_ways_are_compared_in_turns(self, rates, chosen):
-        ways = tuple(Settings(n, 2 if n else None, False, Knobs()) for n in range(3))
-        found = Played(
-            lambda one: rates[one.num_workers],
-            given=ways[0],
-            alone=ways[0],
-            ways=ways,
-            run=lambda search: search.compare(dict.fromkeys(ways, "")),
-        )
-        assert found.choice == ways[chosen]
-        assert found.counts[:6] == [0, 1, 2, 0, 1, 2]

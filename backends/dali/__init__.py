@@ -14,13 +14,13 @@ numbers.py  threads and batches in flight
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 
 from dataloaders import registry
-from dataloaders.backend import Backend, Session, Specification, Tunable, check_images
+from dataloaders.backend import Backend, Session, Specification, check_images
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.plan import Plan
 
@@ -29,7 +29,7 @@ from .needed import check_dali
 check_dali()
 
 from .explain import explained, obstacle_of  # noqa: E402 - after check_dali(), which says what is missing
-from .numbers import candidates, numbers_of  # noqa: E402
+from .numbers import numbers_of  # noqa: E402
 from .replay import Replayed  # noqa: E402
 
 __all__ = ["Dali"]
@@ -52,10 +52,9 @@ class Dali(Backend):
     one, else on the CPU. A batch may be kept for ever.
 
     Attributes:
-        threads: those that decode and replay in this process; "auto": what `dataloaders.tune`
-            learned for this dataset on this machine, else the cores that this process may use, at
-            most 32 (8 with a CUDA device).
-        depth: batches made ahead of the loop; "auto": what was learned, else 3 (4 on a device).
+        threads: those that decode and replay in this process; "auto": the cores that this process
+            may use, at most 32 (8 with a CUDA device).
+        depth: batches made ahead of the loop; "auto": 3 (4 on a device).
         fast: calls that may differ by rounding because they are faster; ``("resize",)`` or ``()``.
         dtype: a float dtype for the images of a batch, its float tensors of 3 dimensions or more,
             such as ``torch.bfloat16``; each value is rounded to it once. None: the dataset's own.
@@ -108,14 +107,6 @@ class Dali(Backend):
     def takes_ahead(self, loader: Specification) -> bool:
         """Whether torch's workers run the dataset's code."""
         return loader.num_workers > 0
-
-    def tunable(self, loader: Specification) -> Tunable | None:
-        """Return ``threads`` and ``depth``, and torch's workers."""
-        if obstacle_of(loader) is not None:
-            return None
-        numbers = numbers_of(self, loader)
-        now = replace(self, threads=numbers.threads, depth=numbers.depth)
-        return Tunable(now, candidates(numbers, loader))
 
     def open(self, loader: Specification) -> Session:
         """Return a session whose threads are made at the first epoch."""

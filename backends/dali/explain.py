@@ -178,11 +178,8 @@ def _notes(
     device: torch.device,
 ) -> Iterator[str]:
     yield f"up to {numbers.depth} batches are made ahead by a thread of this process"
-    chosen = f"threads={numbers.threads}, depth={numbers.depth}"
-    if numbers.by == "tune":
-        yield f"{chosen}: as tune() learned for this dataset on this machine"
-    elif numbers.by == "rule":
-        yield f"{chosen}: by a rule; dataloaders.tune(loader) measures what is best here"
+    if numbers.by_rule:
+        yield f"threads={numbers.threads}, depth={numbers.depth}: by a rule from this rank's cores"
     unrecorded = obstacle_to_recording(found)
     if unrecorded is not None:
         yield f"the dataset's own code makes all pixels: {unrecorded}"

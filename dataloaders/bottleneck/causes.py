@@ -40,7 +40,6 @@ from dataloaders.predicting import (
     LONGEST_SAMPLE_S,
     Candidate,
     Stages,
-    backend_of,
     build,
     candidates,
     plus,
@@ -51,6 +50,7 @@ from dataloaders.predicting import (
 )
 from dataloaders.specification import iterates_itself, view_of
 from dataloaders.tuning.trial import observe
+from dataloaders.tuning.variant import backend_of, inner_name_of
 
 _LOOK_SHARE, _MOST_LOOK_S = 0.1, 2.0
 _TRIAL_SHARE, _LEAST_TRIAL_S = 0.1, 1.0
@@ -63,7 +63,12 @@ class Causes:
     """What was found for a check with ``budget_s`` seconds; each part is empty until it is."""
 
     def __init__(
-        self, loader: Any, blocks: Blocks, budget_s: float, now: Callable[[], float]
+        self,
+        loader: Any,
+        blocks: Blocks,
+        budget_s: float,
+        now: Callable[[], float],
+        cache: str | None = None,
     ) -> None:
         self.preparation: tuple[Call, ...] = ()
         self.candidates: tuple[Candidate, ...] = ()
@@ -74,6 +79,7 @@ class Causes:
         self._blocks = blocks
         self._budget_s = budget_s
         self._now = now
+        self._cache = cache  # where to find or build one; None: only as long as it is tried
 
     @property
     def waits(self) -> Mapping[str, Any] | None:
@@ -89,8 +95,8 @@ class Causes:
         loader = self._loader
         if not isinstance(loader, DataLoader):
             return
-        backend = backend_of(loader)
-        if backend not in ("stock", "prefetch"):
+        backend = inner_name_of(backend_of(loader))
+        if backend != "stock":
             self.notes.append(
                 f"of backend {backend!r} it is not known what preparation consists of; "
                 "loader.explain() says what it does where"
@@ -225,7 +231,7 @@ class Causes:
         feed, loader = self._blocks.feed, self._loader
         settle = feed.in_flight if feed.workers else 1
         own = hasattr(loader, "backend")  # whose workers read as torch's do
-        plain = backend_of(loader) == "stock" and (own or not iterates_itself(type(loader)))
+        plain = backend_of(loader).name == "stock" and (own or not iterates_itself(type(loader)))
         files = {file for of in seen.files for file in of} | set(seen.shared)
         if not files or loader.batch_sampler is None:
             return
@@ -283,19 +289,20 @@ class Causes:
     def _try(self, stages: Stages) -> Iterator[Batch]:
         """Run each candidate with the step, between two turns of the loader as it is.
 
-        A cache is built if that takes no longer than the check.
+        A cache is built in a temporary folder if that takes no longer than the check.
         """
         before: Interval | None = None
         with tempfile.TemporaryDirectory() as folder:
             for number, candidate in enumerate(self.candidates):
                 options = candidate.options
-                if not options or candidate.reason or candidate.build_s > self._budget_s:
+                if not options or candidate.reason:
                     continue
-                images = options.get("images", "")
-                cache = os.path.join(folder, f"{images}.h5")
+                if self._cache is None and candidate.build_s > self._budget_s:
+                    continue
+                cache = candidate.cache_in(self._cache or os.path.join(folder, "train.h5"))
                 try:
-                    if candidate.build_s and not os.path.exists(cache):
-                        build(self._loader.dataset, cache, self._loader, images)
+                    if candidate.build_s and cache and not os.path.exists(cache):
+                        build(self._loader.dataset, cache, self._loader, options.get("images"))
                     before = before or (yield from self._turn(stages, {}))
                     took = yield from self._turn(stages, options, cache)
                     after = yield from self._turn(stages, {})

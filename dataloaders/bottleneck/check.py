@@ -91,6 +91,7 @@ class Check:
             what remedies would gain, some seconds; or, if the step is the bottleneck, to measure
             what settings gain that findings name, for half of the budget more.
         try_candidates: whether to run these remedies with the step, too.
+        cache: of the dataset, for them; built if it is missing. None: in a temporary folder.
         only_epoch: whether the first epoch may be the loop's only one, as a script's may: if it is
             short, and what it waited for carries a verdict, no other one is begun.
         agree: with several ranks, called at the same points of the loop by every rank with the
@@ -112,6 +113,7 @@ class Check:
         clock: Clock | None = None,
         predict: bool = True,
         try_candidates: bool = False,
+        cache: str | None = None,
         only_epoch: bool = False,
         agree: Agree | None = None,
     ) -> None:
@@ -140,7 +142,7 @@ class Check:
         self._predict = predict or try_candidates
         self._trying = try_candidates
         self._only_epoch = only_epoch and not try_candidates
-        self._causes = Causes(loader, self._blocks, budget_s, self._time.now)
+        self._causes = Causes(loader, self._blocks, budget_s, self._time.now, cache)
         self._watch = Watch()
         self._advice = Advice(self._blocks, self._watch, budget_s, self._time.now)
         self._warm_up_s = budget_s * _WARM_UP_SHARE

@@ -80,14 +80,13 @@ examples:
 _TUNE = """\
 Runs an unmodified training script, measures how many samples a second its own step takes, and
 tries worker settings on its loader until it has the smallest that keeps up. Prints the trials and
-the line to change. The choice is remembered: num_workers="auto" uses it from then on. With
---backend dali, or where the loader has that backend, what is tried are its threads and depth.
+the line to change. The choice is remembered: num_workers="auto" uses it from then on.
 
-With --backends it checks first what each change of the input would gain (see dataloaders check),
-then tries each one that may gain anything in the script's loop, in turns with the loader as it is.
-The best way is remembered for this dataset, script and machine: backend="auto" uses it from then
-on, and loader.explain() says which it is and since when. h5 is tried with --cache FILE only: that
-cache, which is built first if it is missing and the prediction says that it may gain.
+With --backends it does what dataloaders check --try does: it predicts what each change of the input
+would gain, and tries each one in the script's loop, between two turns of the loader as it is. The
+best way is remembered for this dataset, script and machine: backend="auto" uses it from then on,
+and loader.explain() says which it is and since when. h5 is among the ways with --cache FILE only:
+that cache, which is built if it is missing.
 """
 
 _PROBE = """\
@@ -210,8 +209,12 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--backend", metavar="NAME", help="tune for this one, as run uses it")
     ways = "try what may gain, backends too; keep the best"
     which.add_argument("--backends", action="store_true", help=ways)
-    with_cache = "with --backends: try h5 with this cache; built if missing"
+    with_cache = "with --backends: h5 is among the ways, with this cache; built if missing"
     tune.add_argument("--cache", metavar="F", help=with_cache)
+    # With --backends it is a check.
+    unused = dict.fromkeys(("html", "against", "markdown", "trace"))
+    tune.set_defaults(**unused, fail_if=(), predict=True, try_candidates=True, remember=True)
+    check.set_defaults(cache=None, remember=False)
     probe = add("probe", "which batch sizes fit, and how fast is each?", _PROBE)
     _add_measuring(probe, 1.0, "measure each batch size for S seconds")
     most = "try no larger batch than N"

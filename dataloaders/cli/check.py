@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloaders.bottleneck import Check, Report
+from dataloaders.cli.remembering import BestWay, without_auto
 from dataloaders.cli.running import (
     no_loader,
     refuse_missing_folders,
@@ -41,17 +42,17 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     measured, 130 after Ctrl-C; the script's own status if it failed before its epoch was
     prolonged.
     """
-    refuse_missing_folders(*_written(options).values())
+    refuse_missing_folders(*_written(options).values(), options.cache)
     if options.against is not None:
         Report.from_json(options.against)  # refused now, not once all is measured
     if options.html is not None:
         importlib.import_module("dataloaders.bottleneck.outputs.page")  # the same
-    refuse_unfit(target, "check")
+    refuse_unfit(target, options.command)
     if os.environ.get("RANK", "0") != "0":
         options.quiet = True
     if options.quiet and not (options.try_candidates or _written(options)):
         options.predict = False  # nobody is to read it
-    say_that_it_trains(target, "check", quiet=options.quiet)
+    say_that_it_trains(target, options.command, quiet=options.quiet)
     with tempfile.TemporaryDirectory(prefix="dataloaders-check-", ignore_cleanup_errors=True) as at:
         measuring = _Measuring(options, Path(at, "status"))
         in_child = functools.partial(_check_in_child, options, measuring.result, os.getpid())
@@ -109,6 +110,7 @@ class _Measuring:
         self._options = options
         self._patience_s = max(60.0, 2 * options.budget)
         self._scratch: Scratch | None = None
+        self._best_way: BestWay | None = None  # of the loader, for ``tune --backends``
         self.takeover = Takeover(
             self._measure,
             options.loader,
@@ -151,6 +153,8 @@ class _Measuring:
             return 0
         notes += [] if self._scratch is None else self._scratch.notes()
         _show(report, notes, options)
+        if self._best_way is not None and check.finished:
+            print(self._best_way.remember(report))
         if outcome.ending == "interrupted":
             return outcome.status
         if outcome.status != 0 and not check.finished and not takeover.beyond:
@@ -178,13 +182,20 @@ class _Measuring:
         return True
 
     def _measure(self, loader: Any, iterate: Any) -> Check:
+        options, budget_s, cache = self._options, self._options.budget, self._options.cache
+        if options.remember:
+            loader, iterate = without_auto(loader, iterate)
+            cache = cache and os.path.abspath(cache)
+            self._best_way = BestWay(loader, cache)
+            budget_s /= 2  # the trials take about as long as the check
         check = Check(
             loader,
-            budget_s=self._options.budget,
+            budget_s=budget_s,
             iterate=iterate,
             progress=self.line,
-            predict=self._options.predict,
-            try_candidates=self._options.try_candidates,
+            predict=options.predict,
+            try_candidates=options.try_candidates,
+            cache=cache,
             only_epoch=True,
             agree=None if self.ranks is None else self.ranks.agree,
         )

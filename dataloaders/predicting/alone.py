@@ -95,7 +95,7 @@ def seconds_alone(
         return {name: statistics.median(each) for name, each in took.items()}, reason
 
 
-def build(dataset: Any, path: str | Path, loader: Any, images: Any = "") -> Any:
+def build(dataset: Any, path: str | Path, loader: Any, images: Any = None) -> Any:
     """Build a cache of ``dataset`` in workers like the loader's, without a word, and return it."""
     from dataloaders.cache import precompute
 

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,13 +25,13 @@ from dataloaders.predicting.stages import Stages
 from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.kinds import Kind
 from dataloaders.tuning.trial import driven, observe
-from dataloaders.tuning.variant import Settings, Variants
+from dataloaders.tuning.variant import Settings, Variants, backend_of
 
 __all__ = [
     "FORMATS",
     "LONGEST_SAMPLE_S",
     "Candidate",
-    "backend_of",
+    "backend_with",
     "best_of",
     "candidates",
     "settings_of",
@@ -100,6 +101,11 @@ class Candidate:
             lines.append("from dataloaders import DataLoader")
         return "\n".join([*lines, f"DataLoader(..., {self.change})"]) if self.options else ""
 
+    def cache_in(self, path: str | None) -> str | None:
+        """Return the path of its cache beside ``path``, which is that of raw images."""
+        images = self.options.get("images")
+        return str(Path(path).with_suffix(f".{images}.h5")) if path and images else path
+
     @property
     def costs(self) -> str:
         """Return what its cache takes, in a few words; "" if it needs none."""
@@ -157,42 +163,28 @@ def best_of(found: Sequence[Candidate]) -> Candidate | None:
     return min(near, key=lambda one: (one.build_s > 0, len(one.options), -_gain(one)))
 
 
-def backend_of(loader: Any) -> str:
-    """Return the name of the loader's backend; "stock" for torch's own loader."""
-    wanted = loader._wanted_backend() if isinstance(loader, OurLoader) else "stock"
-    if wanted == "auto":
-        wanted = loader._resolve_backend(wanted)[0]
-    return wanted if isinstance(wanted, str) else wanted.name
+def backend_with(loader: Any, options: Mapping[str, Any], cache: str | None = None) -> Backend:
+    """Return the loader's backend, or the one of a candidate's options; h5 with a ``cache``."""
+    if "backend" not in options:
+        return backend_of(loader)
+    if options["backend"] != "h5":
+        return registry.load(options["backend"])()
+    h5 = registry.load("h5")(path=cache, images=options.get("images"))  # type: ignore[call-arg]
+    return registry.load("prefetch")(inner=h5) if "device" in options else h5  # type: ignore[call-arg]
 
 
-def settings_of(
-    loader: Any, options: Mapping[str, Any], cache: str | None = None
-) -> Settings | None:
-    """Return the loader's settings with a candidate's options; None for h5 without a ``cache``."""
-    name = options.get("backend", backend_of(loader))
-    own = loader.backend if isinstance(loader, OurLoader) else None
-    if "backend" not in options and isinstance(own, Backend):
-        backend: Any = own
-    elif name == "h5":
-        if cache is None:
-            return None
-        backend = registry.load("h5")(path=cache, images=options.get("images"))  # type: ignore[call-arg]
-        if "device" in options:
-            backend = registry.load("prefetch")(inner=backend)  # type: ignore[call-arg]
-    else:
-        backend = registry.load(name)()
+def settings_of(loader: Any, options: Mapping[str, Any]) -> Settings:
+    """Return the loader's settings with a candidate's options."""
     workers = options.get("num_workers", loader.num_workers)
     prefetch = options.get("prefetch_factor", loader.prefetch_factor or 2)
-    return Settings(workers, prefetch if workers else None, loader.pin_memory, backend)
+    return Settings(workers, prefetch if workers else None, loader.pin_memory)
 
 
 def variant_of(loader: Any, options: Mapping[str, Any], cache: str | None = None) -> Any:
-    """Return ``loader`` with the options, on its own samplers; None for h5 without a ``cache``."""
-    settings = settings_of(loader, options, cache)
-    if settings is None:
-        return None
-    device = getattr(loader, "device", None)
-    return Variants(wrap(loader, backend=settings.backend, device=device)).make(settings, 60.0)
+    """Return ``loader`` with a candidate's options, on samplers of its own."""
+    backend = backend_with(loader, options, cache)
+    changed = wrap(loader, backend=backend, device=getattr(loader, "device", None))
+    return Variants(changed).make(settings_of(loader, options), 60.0)
 
 
 def _to(stages: Stages, name: str, took: Interval, **options: Any) -> Candidate:
@@ -252,7 +244,7 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
 
 def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
     reason = _obstacle(loader, "prefetch")
-    if backend_of(loader) == "prefetch":
+    if backend_of(loader).name == "prefetch":
         reason = "the loader has it"
     elif not stages.transfer:
         reason = "batches are not copied to a device: there is no copy to hide"

@@ -5,8 +5,7 @@ one process ──> the step ──> workers ──> prefetch factor ──> pin
                              while it    differ in
                              pays        time
 
-Of a backend that makes the batches itself (dali): its own numbers in place of the workers. Or a few
-ways are compared, each a backend with its workers.
+The loader keeps its backend; which backend gains is for the check to predict and to try.
 
 tuner.py    tune(), and one run of it: room for workers, the trials, what is said of them
 search.py   what is tried and chosen: decisions on given rates

@@ -59,14 +59,13 @@ def resolve(
     is accepted only with workers (``persistent_workers``, ``timeout``,
     ``multiprocessing_context``): then at least one is chosen. Iterable datasets get at most one
     by rule, since several repeat every sample unless the dataset shares them out itself. What was
-    learned with the options of ``backend``, a name, counts first.
+    learned with ``backend``, a name, counts first.
 
     Warns with `CapacityWarning` where shared memory is what keeps the number down.
     """
     size = None if batch_sampler is not None else batch_size
-    keys = (
-        learned.key_of(dataset, size, batch_sampler, collate_fn, of) for of in {backend: 0, "": 0}
-    )
+    names = (backend, "") if backend == "auto" else (backend,)
+    keys = (learned.key_of(dataset, size, batch_sampler, collate_fn, name) for name in names)
     found = next((known for key in keys if (known := learned.recall(key)) is not None), None)
     least = 1 if needs_workers or _is_int(prefetch_factor) else 0
     chosen: Any = num_workers
@@ -110,8 +109,7 @@ def resolve(
 
 def backend_for(loader: Any) -> tuple[Backend | None, str]:
     """Return what ``backend="auto"`` stands for, None for stock, and a sentence on it."""
-    arguments = (loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn)
-    known = learned.recall(learned.key_of(*arguments, "auto"))
+    known = learned.recall(learned.key_of_loader(loader, "auto"))
     if known is None or known.backend is None:
         return None, (
             'backend="auto" is stock: nothing was learned for this dataset, script and machine; '
@@ -127,17 +125,15 @@ def backend_for(loader: Any) -> tuple[Backend | None, str]:
     )
 
 
-def options_of(backend: Any) -> dict[str, Any]:
-    """Return the backend's options that differ from their defaults."""
-    found = {one.name: (getattr(backend, one.name), one.default) for one in fields(backend)}
-    return {name: value for name, (value, default) in found.items() if value != default}
-
-
 def entry_of(backend: Backend) -> dict[str, Any]:
-    """Return the backend's name and options, for JSON."""
-    options = options_of(backend).items()
-    inner = {n: entry_of(value) if isinstance(value, Backend) else value for n, value in options}
-    return {"name": backend.name, "options": inner}
+    """Return the backend's name and its options that are not the defaults, for JSON."""
+    found = {one.name: (getattr(backend, one.name), one.default) for one in fields(backend)}  # type: ignore[arg-type]
+    options = {
+        name: entry_of(value) if isinstance(value, Backend) else value
+        for name, (value, default) in found.items()
+        if value != default
+    }
+    return {"name": backend.name, "options": options}
 
 
 def _made(entry: Mapping[str, Any]) -> Backend:

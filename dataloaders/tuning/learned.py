@@ -43,7 +43,7 @@ class Key(NamedTuple):
     dataset: str  # class, length, transforms and a hash of its path, through Subset and the like
     batching: str  # the batch size, or the batch sampler
     collate: str
-    backend: str = ""  # whose options were chosen, "auto": it was; "" where only torch's were
+    backend: str = ""  # that the workers serve; "": torch's own; "auto": it was chosen, too
     script: str = ""  # for "auto", a hash of its path: it stands for the step
 
 
@@ -54,10 +54,8 @@ class Learned:
     num_workers: int
     prefetch_factor: int | None
     pin_memory: bool
-    samples_per_second: float  # reached in its trial
     batch_bytes: int = 0  # the tensors of one batch; 0 if unknown
     memory_per_worker: int | None = None  # bytes, copy-on-write growth over an epoch included
-    options: dict[str, int] | None = None  # numbers of the backend's, by name
     backend: dict[str, Any] | None = None  # its "name" and "options", for ``backend="auto"``
     gain: float = 1.0  # its rate over that of the loader as it was
     day: str = ""  # when it was learned
@@ -65,13 +63,13 @@ class Learned:
     @property
     def possible(self) -> bool:
         """Whether the values are of the right types and torch takes them together."""
-        counts = [self.num_workers, self.batch_bytes, *(self.options or {}).values()]
+        counts = [self.num_workers, self.batch_bytes]
         counts += [] if self.memory_per_worker is None else [self.memory_per_worker]
-        depth, numbers = self.prefetch_factor, (self.samples_per_second, self.gain)
+        depth = self.prefetch_factor
         return (
             all(type(count) is int and count >= 0 for count in counts)
             and (type(depth) is int and depth > 0 if self.num_workers else depth is None)
-            and all(isinstance(number, (int, float)) for number in numbers)
+            and isinstance(self.gain, (int, float))
             and isinstance(self.pin_memory, bool)
         )
 
@@ -100,8 +98,9 @@ def key_of(
 ) -> Key:
     """Return the key of a loader with these arguments, or, which is the same, attributes.
 
-    ``backend`` is the name of one whose own options are chosen too, or "auto".
+    ``backend`` is a name. Workers load the same for stock and for prefetch.
     """
+    backend = "" if backend in ("stock", "prefetch") else backend
     plain = batch_size is not None and type(batch_sampler).__name__ == "BatchSampler"
     if batch_sampler is None or plain:
         batching = str(batch_size)
@@ -115,6 +114,12 @@ def key_of(
         collate = f"{getattr(collate_fn, '__module__', '')}.{collate}"
     script = _hash_of([*sys.argv, ""][0]) if backend == "auto" else ""
     return Key(_machine(), _describe_dataset(dataset), batching, collate, backend, script)
+
+
+def key_of_loader(loader: Any, backend: str) -> Key:
+    """Return the key of a loader."""
+    arguments = (loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn)
+    return key_of(*arguments, backend)
 
 
 def recall(key: Key) -> Learned | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -79,17 +79,14 @@ class Tuning:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return everything as JSON (seconds, bytes, samples per second); also into ``path``."""
-        entry = {**vars(self), "choice": _entry(self.choice), "given": _entry(self.given)}
-        entry["trials"] = [{**vars(one), "settings": _entry(one.settings)} for one in self.trials]
-        text = json.dumps(entry, indent=1, default=_plain) + "\n"
+        text = json.dumps(vars(self), indent=1, default=_plain) + "\n"
         if path is not None:
             Path(path).write_text(text)
         return text
 
     def __str__(self) -> str:
-        names = list(dict.fromkeys(name for one in self.trials for name in one.settings.numbers))
-        heads = ["workers", "prefetch", "pinned", *names, "samples/s", "start", "CPU", "MiB each"]
-        rows = [_row(trial, names, self.choice) for trial in self.trials]
+        heads = ["workers", "prefetch", "pinned", "samples/s", "start", "CPU", "MiB each"]
+        rows = [_row(trial, self.choice) for trial in self.trials]
         text = table([*heads, ""], rows, right=heads, width=_WIDTH)
         lines = [text, "", f"use {self.choice}: {self.reason}"]
         if self.choice != self.given and not self.worth_it:
@@ -108,25 +105,17 @@ class Progress:
     so_far: Tuning  # its choice is the best of the trials made so far
 
 
-def _entry(settings: Settings) -> dict[str, object]:
-    entry = {name: value for name, value in vars(settings).items() if value is not None}
-    if settings.backend is not None:
-        entry["backend"] = {"name": settings.backend.name, **vars(settings.backend)}
-    return {"prefetch_factor": None, **entry}
-
-
 def _plain(value: object) -> object:
-    return asdict(value) if isinstance(value, Interval) else str(value)
+    return str(value) if isinstance(value, Path) else vars(value)
 
 
-def _row(trial: Trial, names: list[str], choice: Settings) -> tuple[str, ...]:
+def _row(trial: Trial, choice: Settings) -> tuple[str, ...]:
     settings, rate, memory = trial.settings, trial.samples_per_second, trial.memory_per_worker
     spread = "" if rate is None else f" ± {100 * rate.half_width / rate.estimate:.0f} %"
     return (
         str(settings.num_workers),
         "" if settings.prefetch_factor is None else str(settings.prefetch_factor),
         "yes" if settings.pin_memory else "",
-        *(str(settings.numbers.get(name, "")) for name in names),
         "-" if rate is None else f"{rate.estimate:,.0f}{spread}",
         f"{trial.startup_s:.2f} s",
         "" if trial.cpu_share is None else f"{100 * trial.cpu_share:.0f} %",

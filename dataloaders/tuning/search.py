@@ -3,8 +3,7 @@
     workers   2   4   8   16      twice as many while that is 3 % faster
               4   8   4   8       in turns, where single trials cannot tell two apart
 
-In the same way then, beside the best so far: the prefetch factor where batches differ in time, the
-backend's own numbers; last, pinning both ways.
+Then, in the same way, the prefetch factor where batches differ in time; last, pinning both ways.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from dataloaders.batches.tree import Batch
 from dataloaders.tuning.result import Trial
@@ -46,7 +44,7 @@ class Spent(Exception):
 
 @dataclass
 class Search:
-    """Searches one loader's settings: exhaust `run` or `compare`, then ask for the `choice`."""
+    """Searches one loader's settings: exhaust `run`, then ask for the `choice`."""
 
     given: Settings  # the loader as it is
     alone: Settings  # without workers, which suffices where nothing else was tried
@@ -56,9 +54,7 @@ class Search:
     fewest: int = 2  # workers worth a trial: 2 without a step, beside which one could work
     variation: float = 0.0  # deviation of the time of a batch over its mean
     shm_cap: Callable[[int], int | None] = lambda prefetch: None  # workers for a prefetch factor
-    options: Mapping[str, Sequence[int]] = field(default_factory=dict)  # of the backend
     pinning: bool = False  # whether there is a device to which pinned batches may be copied faster
-    ways: Sequence[Settings] = ()  # to compare, in the order of preference; the first is `given`
     trials: list[Trial] = field(default_factory=list)
     _rates: dict[Settings, list[float]] = field(default_factory=dict)
 
@@ -95,39 +91,21 @@ class Search:
         """Return the last trial of ``settings``; None if there was none."""
         return next((one for one in reversed(self.trials) if one.settings == settings), None)
 
-    def compare(self, why: Mapping[Settings, str]) -> Making:
-        """Try each of the ways twice, in turns, and those that are near once more."""
-        for looks in (1, 2):
-            for settings in self.ways:
-                last = self.last_trial(settings)
-                if last is None or last.failed is None:
-                    yield from self._try(settings, why[settings], looks)
-        yield from self._settle()
-
-    def run(self, *, workers: bool = True) -> Making:
-        """Double one number after the other; without ``workers`` the backend's options only."""
-        if workers:
-            if self.given.num_workers:
-                yield from self._try(self.given, "the loader as it is")
-            if self.fewest <= self.most:
-                yield from self._climb(
-                    self.fewest, lambda: range(self.fewest, self.most + 1), self._at
-                )
-            # Where cores are busy, no worker waits for room in its queue.
-            choice = self.choice
-            if self.variation > _UNEVEN and choice.num_workers and not self._is_enough(choice):
-                yield from self._climb(
-                    choice.prefetch_factor or 0,
-                    lambda: self._queues(choice.num_workers),
-                    lambda depth: replace(choice, prefetch_factor=depth),
-                    " batches ahead",
-                )
-        if self.options and not self._rates:
-            # In this process a trial of its options would open the dataset.
-            yield from self._try(self._at(1), "the backend's options are tried with a worker")
-        for name, values in self.options.items() if self._rates else ():
-            at = partial(_with_option, self.choice, name)
-            yield from self._climb(values[0], partial(list, values), at, f" {name}")
+    def run(self) -> Making:
+        """Double one number after the other."""
+        if self.given.num_workers:
+            yield from self._try(self.given, "the loader as it is")
+        if self.fewest <= self.most:
+            yield from self._climb(self.fewest, lambda: range(self.fewest, self.most + 1), self._at)
+        # Where cores are busy, no worker waits for room in its queue.
+        choice = self.choice
+        if self.variation > _UNEVEN and choice.num_workers and not self._is_enough(choice):
+            yield from self._climb(
+                choice.prefetch_factor or 0,
+                lambda: self._queues(choice.num_workers),
+                lambda depth: replace(choice, prefetch_factor=depth),
+                " batches ahead",
+            )
         choice = self.choice
         if self.pinning and 0 < choice.num_workers <= self.most:
             # Without workers pinning is a copy more in the loop itself.
@@ -167,8 +145,7 @@ class Search:
 
     def _try(self, settings: Settings, why: str, looks: int = 1) -> Trying:
         """Make a trial unless there were ``looks``; return whether ``settings`` can be used."""
-        fits = bool(self.ways) or settings.num_workers <= self.most
-        if fits and len(self._rates.get(settings, ())) < looks:
+        if settings.num_workers <= self.most and len(self._rates.get(settings, ())) < looks:
             self.add((yield from self.make(settings, why)))
         return settings in self._rates
 
@@ -180,7 +157,7 @@ class Search:
         while self._rates:
             close = self._contenders()
             again = [one for one in close if len(self._rates[one]) < _LOOKS]
-            again = [one for one in again if self.ways or one.num_workers <= self.most]
+            again = [one for one in again if one.num_workers <= self.most]
             over = self.rates[close[0]] / self.needed - 1  # -1 without a need
             if not again or (len(close) == 1 and not 0 <= over < _NOISE):
                 return
@@ -209,10 +186,8 @@ class Search:
         return min(enough, key=self._order, default=self.alone)
 
     def _order(self, settings: Settings) -> tuple[int, ...]:
-        if self.ways:
-            return (self.ways.index(settings),)
-        size = settings.num_workers, settings.prefetch_factor or 0, *settings.numbers.values()
-        return (settings.pin_memory != self.given.pin_memory, *size)
+        pins = settings.pin_memory != self.given.pin_memory
+        return (pins, settings.num_workers, settings.prefetch_factor or 0)
 
     def _enough(self, rates: Mapping[Settings, float]) -> float:
         """Return the rate that suffices: what is needed, or within 3 % of the best."""
@@ -225,14 +200,9 @@ class Search:
 
     def _at(self, workers: int) -> Settings:
         depth = DEFAULT_PREFETCH if DEFAULT_PREFETCH in self._queues(workers) else 1
-        return Settings(workers, depth, self.alone.pin_memory, self.alone.backend)
+        return Settings(workers, depth, self.alone.pin_memory)
 
     def _queues(self, workers: int) -> Sequence[int]:
         """Return the prefetch factors with which so many workers fit into shared memory."""
         caps = {depth: self.shm_cap(depth) for depth in _PREFETCH}
         return [depth for depth, cap in caps.items() if cap is None or workers <= cap]
-
-
-def _with_option(settings: Settings, name: str, value: int) -> Settings:
-    backend: Any = settings.backend
-    return replace(settings, backend=replace(backend, **{name: value}))

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 
-from dataloaders.backend import Tunable
 from dataloaders.batches.tree import to_device
-from dataloaders.errors import CapacityWarning, CheckError, DataLoadersError, OptionError
+from dataloaders.errors import CapacityWarning, CheckError, OptionError
 from dataloaders.loader import DataLoader
 from dataloaders.machine import resources
 from dataloaders.measuring.clocks import Clock
@@ -30,9 +28,9 @@ from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import batches_in
 from dataloaders.tuning import auto, learned
 from dataloaders.tuning.result import Progress, Settings, Trial, Tuning
-from dataloaders.tuning.search import DEFAULT_PREFETCH, WORTH, Making, Search, Spent
+from dataloaders.tuning.search import DEFAULT_PREFETCH, WORTH, Search, Spent
 from dataloaders.tuning.trial import Loading, Seen, Step, Steps, driven, observe, observe_step
-from dataloaders.tuning.variant import Variants
+from dataloaders.tuning.variant import Variants, backend_of
 
 _ALONE = "one process: what a batch costs"
 _HANG_S = 60.0
@@ -56,8 +54,8 @@ def tune(
 
     To suffice is to reach 97 % of what ``step`` needs, or of the best rate. ``num_workers`` is
     doubled while that is 3 % faster. Settings that are near each other are tried three times, in
-    turns, and their medians compared. The smallest that suffices is chosen. The ``threads`` and
-    ``depth`` of `Dali` are tried in place of workers.
+    turns, and their medians compared. The smallest that suffices is chosen. The loader keeps its
+    backend.
 
     The loader is not iterated, its samplers and generator are copied, random states are restored.
     The dataset is read in other processes only, so that nothing of it is opened here: loading
@@ -73,7 +71,7 @@ def tune(
         budget_s: seconds after which no further trial starts.
         max_workers: the most to try; None: 4 a usable core and at least 8. Fewer where memory or
             shared memory end before that.
-        remember: keep the choice on disk, where ``num_workers="auto"`` and Dali look it up.
+        remember: keep the choice on disk, where ``num_workers="auto"`` looks it up.
         progress: called before every trial. After a KeyboardInterrupt, ``so_far`` of its last
             argument is what was known.
         clock: what trials and the step are timed with; None: the devices that hold tensors.
@@ -120,8 +118,6 @@ class Tuner:
     max_workers: int | None = None
     progress: Callable[[Progress], None] | None = None
     clock: Clock | None = None  # see `tune`
-    # Settings to compare, and why, in place of a search; the first ones are the loader's.
-    ways: Mapping[Settings, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         loader = self.loader
@@ -138,24 +134,12 @@ class Tuner:
         self._timeout_s = _HANG_S
         self._need: Interval | None = None
         self._workers_usable = True
-        self._tunable: Tunable | None = None  # its backend's options; None: nothing to choose
-        if isinstance(loader, DataLoader) and not self.ways:
-            with suppress(DataLoadersError):  # it serves no loader
-                self._tunable = loader._tunable()
         has_cuda = torch.cuda.device_count() > 0
         pinned = bool(loader.pin_memory) and has_cuda
-        backend = None if self._tunable is None else self._tunable.backend
         count = loader.num_workers
         depth = (loader.prefetch_factor or DEFAULT_PREFETCH) if count else None
-        given = next(iter(self.ways), Settings(count, depth, pinned, backend))
-        self._search = Search(
-            given,
-            given if self.ways else Settings(0, None, pinned, backend),
-            self._make,
-            options={} if self._tunable is None else self._tunable.values,
-            pinning=has_cuda and self._tunable is None,
-            ways=tuple(self.ways),
-        )
+        given = Settings(count, depth, pinned)
+        self._search = Search(given, Settings(0, None, pinned), self._make, pinning=has_cuda)
         self._steps_on = self.stepping or self._search.pinning
 
     def run(self, remember: bool = True) -> Steps[Tuning]:
@@ -174,24 +158,24 @@ class Tuner:
 
     def _steps(self) -> Steps[None]:
         search = self._search
-        if self.ways:
-            yield from self._in_time(search.compare(self.ways))
-            return
         self._announce(search.alone, _ALONE)
         began = time.perf_counter()
         loading, seen = yield from self._measure_alone()
-        # The dataset's own code in one process says what a worker has to do, and not how fast a
-        # backend is that does the rest by itself.
         alone = self._trial(search.alone, _ALONE, seen, began)
-        search.add(alone, comparable=self._tunable is None)
+        search.add(alone, comparable=self._variants.loads_elsewhere)
         self._warn(self._find_room(loading))
         self._reason = self._why_no_workers(seen.samples_per_second.estimate)
-        workers, room = not self._reason, search.most
-        yield from self._in_time(search.run(workers=workers))
-        if workers and search.limited and search.most == room:
+        if self._reason:
+            return
+        room = search.most
+        try:
+            yield from search.run()
+        except Spent:
+            self._notes.append(
+                "the budget ended before every useful trial was made: give budget_s more"
+            )
+        if search.limited and search.most == room:
             self._warn(self._shortage)
-        if self._tunable is not None and search.rates:
-            self._reason = ""
 
     def result(self, remember: bool = False) -> Tuning:
         """Return what is known by now; ``remember`` writes it to disk."""
@@ -276,9 +260,9 @@ class Tuner:
                 f"more workers may help, and available memory bears {most}. {_FREE_MEMORY}"
             )
         search.most = most if self._workers_usable else 0
-        # Beside a step one worker overlaps with it; and of a backend that has workers read for
-        # it nothing is known without one.
-        search.fewest = 1 if self.stepping or self._tunable is not None else 2
+        # Beside a step one worker overlaps with it; where nothing is known without workers, one
+        # is the first to be tried.
+        search.fewest = 1 if self.stepping or not search.rates else 2
         search.variation = loading.variation
         search.shm_cap = lambda prefetch: auto.shm_cap(size, prefetch)
         depth = loader.prefetch_factor or DEFAULT_PREFETCH
@@ -301,14 +285,6 @@ class Tuner:
 
     # Trials -------------------------------------------------------------------------------------
 
-    def _in_time(self, making: Making) -> Making:
-        try:
-            yield from making
-        except Spent:
-            self._notes.append(
-                "the budget ended before every useful trial was made: give budget_s more"
-            )
-
     def _make(self, settings: Settings, why: str) -> Steps[Trial]:
         if self.budget_s - self._seconds <= self._least_s:
             raise Spent
@@ -320,9 +296,8 @@ class Tuner:
                 loader, stepping=self._steps_on, seconds=self._trial_s, clock=self.clock
             )
         except Exception as error:
-            own = settings.num_workers == 0 or not _is_workers_fault(error)
-            if own and (not self.ways or settings == self._search.given):
-                raise  # the dataset's own; of another backend, it speaks against that
+            if not _is_workers_fault(error):
+                raise  # the dataset's own
             self._search.most = 0
             self._notes.append(f"{settings} failed: {_text(error)}")
             return Trial(settings, why, None, None, failed=_text(error))
@@ -360,16 +335,13 @@ class Tuner:
     def _why(self, best: Settings) -> str:
         """Return why ``best`` is the choice."""
         search, rates = self._search, self._search.rates
-        base, name = search.given, "the loader as it is"
-        if alone := self._tunable is None and not self.ways:
-            base, name = search.alone, "one process"
-        rate, now = rates.get(best), rates.get(base)
+        rate, alone = rates.get(best), rates.get(search.alone)
         if rate is None:
             return "nothing is known yet"
-        if best == base and (alone or self.ways):
-            return f"nothing that was tried is 3 % faster than {name} ({rate:,.0f} samples/s)"
+        if best == search.alone:
+            return f"nothing that was tried is 3 % faster than one process ({rate:,.0f} samples/s)"
         gain = f"{rate:,.0f} samples/s over an epoch"
-        gain += f", {rate / now:.2f} x {name}" if now and best != base else ""
+        gain += f", {rate / alone:.2f} x one process" if alone else ""
         if search.meets(best):
             return f"{gain}, which is what is needed"
         need = f"; {self._need.estimate:,.0f} are needed" if self._need else ""
@@ -395,25 +367,18 @@ class Tuner:
     def _remember(self) -> Path | None:
         """Keep the choice for "auto"; return the file, None if it could not be written."""
         loader, choice = self.loader, self._search.choice
-        trial, rates = self._search.last_trial(choice), self._search.rates
+        trial = self._search.last_trial(choice)
         if trial is None or trial.samples_per_second is None:
             return None
         found = learned.Learned(
             num_workers=choice.num_workers,
             prefetch_factor=choice.prefetch_factor,
             pin_memory=choice.pin_memory,
-            samples_per_second=trial.samples_per_second.estimate,
             batch_bytes=self._batch_bytes,
             memory_per_worker=trial.memory_per_worker,
-            options=choice.numbers or None,
             day=time.strftime("%Y-%m-%d"),
         )
-        name = "" if choice.backend is None else choice.backend.name
-        if self.ways and choice.backend is not None:
-            name, gain = "auto", rates.get(choice, 1.0) / rates.get(self._search.given, 1.0)
-            found = replace(found, backend=auto.entry_of(choice.backend), gain=gain)
-        arguments = (loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn)
-        return learned.remember(learned.key_of(*arguments, name), found)
+        return learned.remember(learned.key_of_loader(loader, backend_of(loader).name), found)
 
     @property
     def _seconds(self) -> float:

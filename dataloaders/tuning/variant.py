@@ -11,18 +11,18 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset
 
+from dataloaders import registry
 from dataloaders.backend import Backend
 from dataloaders.batches.tree import Batch, map_tensors, to_device
 from dataloaders.errors import CheckError
 from dataloaders.loader import DataLoader
 from dataloaders.observing import open_files_anew
-from dataloaders.tuning import auto
 
 L = TypeVar("L", bound="torch.utils.data.DataLoader[Any]")
 
@@ -34,26 +34,12 @@ class Settings:
     num_workers: int
     prefetch_factor: int | None  # None without workers
     pin_memory: bool
-    backend: Backend | None = None  # None where it is left as it is
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """The backend's options that are numbers."""
-        options = {} if self.backend is None else vars(self.backend)
-        return {name: value for name, value in options.items() if type(value) is int}
 
     def __str__(self) -> str:
         text = f"num_workers={self.num_workers}"
         if self.prefetch_factor is not None:
             text += f", prefetch_factor={self.prefetch_factor}"
-        text += ", pin_memory=True" if self.pin_memory else ""
-        if self.backend is None:
-            return text
-        call = _call_of(self.backend)
-        if not call.endswith("()"):
-            return f"{text}, backend={call}"
-        name = self.backend.name
-        return text if name == "stock" else f'{text}, backend="{name}"'
+        return f"{text}, pin_memory=True" if self.pin_memory else text
 
 
 def with_settings(loader: L, settings: Settings, **attributes: Any) -> L:
@@ -65,19 +51,29 @@ def with_settings(loader: L, settings: Settings, **attributes: Any) -> L:
     state = loader.__getstate__() if isinstance(loader, DataLoader) else dict(vars(loader))
     changed: L = type(loader).__new__(type(loader))
     changed.__dict__.update(state, _iterator=None)
-    numbers = ("num_workers", "prefetch_factor", "pin_memory")
-    changed.__dict__.update({name: getattr(settings, name) for name in numbers})
+    changed.__dict__.update(vars(settings))
     if settings.num_workers == 0:
         changed.__dict__.update(timeout=0, persistent_workers=False)
         changed.multiprocessing_context = None
-    if settings.backend is not None and isinstance(loader, DataLoader):
-        changed.__dict__["backend"] = settings.backend
     changed.__dict__.update(attributes)
     source = state.get("_source")
     if source is not None:  # wrap() keeps the loader whose own __iter__ it calls
         inner = {name: value for name, value in attributes.items() if name in vars(source)}
         changed.__dict__["_source"] = with_settings(source, settings, **inner)
     return changed
+
+
+def backend_of(loader: torch.utils.data.DataLoader[Any]) -> Backend:
+    """Return the backend that serves the loader; stock for torch's own loader."""
+    if isinstance(loader, DataLoader):
+        return loader._resolve_backend(loader._wanted_backend())[0]
+    return registry.load("stock")()
+
+
+def inner_name_of(backend: Backend) -> str:
+    """Return the name of the backend that loads the samples, within prefetch the inner one's."""
+    inner = getattr(backend, "inner", backend)
+    return inner if isinstance(inner, str) else inner.name
 
 
 class Variants:
@@ -91,6 +87,9 @@ class Variants:
         self._loader = loader
         self._iterable = isinstance(loader.dataset, IterableDataset)
         self._ours = isinstance(loader, DataLoader)
+        backend = backend_of(loader)
+        # Whether a process without a device can load samples as this loader does.
+        self.loads_elsewhere = backend.delivers == "host" or inner_name_of(backend) == "stock"
         self._attributes: dict[str, Any] = {"seed": None} if self._ours else {}
         self._indices: _Indices | None = None
         if self._iterable:
@@ -117,9 +116,6 @@ class Variants:
     def make(self, settings: Settings, timeout_s: float) -> torch.utils.data.DataLoader[Any]:
         """Return a loader for one trial; a worker that hangs for ``timeout_s`` ends it."""
         extra = dict(self._attributes)
-        if self._ours and settings.backend is None:
-            # What is tuned are torch's workers, whichever backend has them work for it.
-            extra["backend"] = "stock"
         if settings.num_workers:
             # What is open here is also open in the forks: their reading must not move it.
             extra["worker_init_fn"] = _TrialStart(self._loader.worker_init_fn)
@@ -132,8 +128,9 @@ class Variants:
         """Return a loader without workers for a process of its own: one that uses no device."""
         extra = {**self._attributes, "pin_memory": False}
         if self._ours:
-            extra.update(backend="stock", device=None)
-        return with_settings(self._loader, replace(settings, backend=None), **extra)
+            own = backend_of(self._loader)
+            extra.update(backend=own if own.delivers == "host" else "stock", device=None)
+        return with_settings(self._loader, settings, **extra)
 
     def delivered(self, batch: Batch) -> Batch:
         """Return a batch of such a loader where and as the user's loader delivers it."""
@@ -148,14 +145,6 @@ class Variants:
         """Leave out so many batches' indices, which another process has drawn from its copy."""
         if self._indices is not None:
             deque(itertools.islice(self._indices, batches), maxlen=0)
-
-
-def _call_of(backend: Backend) -> str:
-    shown = {
-        name: _call_of(value) if isinstance(value, Backend) else repr(value)
-        for name, value in auto.options_of(backend).items()
-    }
-    return f"{type(backend).__name__}({', '.join(map('='.join, shown.items()))})"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,58 @@
+"""``tune --backends``: which of the tried changes is the best way, kept for ``backend="auto"``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from dataloaders.bottleneck import Report
+from dataloaders.loader import DataLoader, wrap
+from dataloaders.predicting import backend_with, best_of, settings_of
+from dataloaders.tuning import auto, learned
+
+_AUTO = 'num_workers="auto", prefetch_factor="auto", pin_memory="auto", backend="auto"'
+
+
+def without_auto(loader: Any, iterate: Any) -> tuple[Any, Any]:
+    """Return a loader with ``backend="auto"`` as a stock one, and what makes its iterators."""
+    if isinstance(loader, DataLoader) and loader._wanted_backend() == "auto":
+        return wrap(loader, backend="stock", device=loader.device), None
+    return loader, iterate
+
+
+class BestWay:
+    """Picks the best way for a script's loader and remembers it; made while the script runs.
+
+    The script's path, a part of the key, stands for the step.
+    """
+
+    def __init__(self, loader: Any, cache: str | None) -> None:
+        self._loader, self._cache = loader, cache
+        self._key = learned.key_of_loader(loader, "auto")
+
+    def remember(self, report: Report) -> str:
+        """Keep the best of the changes that were tried; return what to do, in sentences."""
+        tried = [one for one in report.candidates if one.measured is not None]
+        if report.candidates and not tried:
+            return "nothing was tried, so nothing is remembered; give --budget more"
+        kept = [one for one in tried if "persistent_workers" not in one.options]
+        usable = [one for one in kept if self._cache is not None or not one.build_s]
+        best, best_of_all = best_of(usable), best_of(kept)
+        options = {} if best is None else best.options
+        gain = 1.0 if best is None or best.measured is None else best.measured.estimate
+        settings = settings_of(self._loader, options)
+        cache = None if best is None else best.cache_in(self._cache)
+        choice = learned.Learned(
+            **vars(settings),
+            backend=auto.entry_of(backend_with(self._loader, options, cache)),
+            gain=gain,
+            day=time.strftime("%Y-%m-%d"),
+        )
+        lines = []
+        if best_of_all is not None and best_of_all is not best:
+            lines.append(f"{best_of_all.name} is left out: give --cache FILE to use a cache")
+        if learned.remember(self._key, choice) is None:
+            return "\n".join([*lines, "set DATALOADERS_CACHE to a folder to remember the best way"])
+        name = "the loader as it is" if best is None else best.name
+        lines.append(f"the best way for this script is {name}; it is remembered:")
+        return "\n".join([*lines, f"    DataLoader(..., {_AUTO})"])
