@@ -196,6 +196,7 @@ WRITES = OPTIMIZER + LOADER + (
     "from pathlib import Path\n"
     "from safetensors.torch import load_file, save_file\n"
     "folder = Path('out')\n"
+    "os.makedirs('runs/first')\n"  # as HF Trainer, before training
     "try:\n"
     "    for epoch in range(1000):\n"
     "        for step, batch in enumerate(loader):\n"
@@ -218,6 +219,7 @@ WRITES = OPTIMIZER + LOADER + (
     "    print(type(torch.load('out/last.pt', weights_only=False)).__name__)\n"
     "    save_file(model.state_dict(), 'out/step-1/model.safetensors')\n"
     "    print(sorted(load_file('out/step-1/model.safetensors')))\n"
+    "    save_file(model.state_dict(), 'runs/first/model.safetensors')\n"
     "    shutil.rmtree('out/step-1')\n"
     "    os.mkdir('out/step-2')\n"
     "    save_file(model.state_dict(), 'out/step-2/model.safetensors')\n"
@@ -258,6 +260,7 @@ def test_files_that_existed_are_neither_overwritten_moved_nor_deleted(tmp_path, 
         before["log.bak"] = before["log.txt"]
         assert left == {name: text.encode() for name, text in before.items()}
         assert not (tmp_path / "out" / "step-2").exists()
+        assert not (tmp_path / "runs").exists()
         scratch = re.search("note: written to (.+) and not in place", done.stdout)[1]
         assert Path(f"{scratch}{tmp_path}", events).is_file()
         trackers = (

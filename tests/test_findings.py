@@ -327,6 +327,17 @@ def test_a_rule_on_given_facts(case):
     assert findings_of(replace(clean, **good)) == ()
 
 
+def test_copies_to_the_device_are_one_finding_where_the_step_is_the_limit():
+    what = "a copy to the device without non_blocking=True"
+    places = {Place("sync", what, "cuda", f"train.py:{line}"): 1 for line in (7, 8)}
+    (copies,) = findings_of(replace(ON_CUDA, places=places))
+    assert copies.where == "train.py:7"
+    assert "in each step (also train.py:8): copy with it, from pinned memory" in copies.message
+    assert not copies.anyway
+    (value,) = findings_of(replace(ON_CUDA, places={Place("sync", ".item()", "cuda", None): 1}))
+    assert value.anyway
+
+
 def test_a_stall_that_was_measured_is_the_gain():
     (finding,) = findings_of(replace(ON_CPU, contention=STALL, workers=4))
     assert finding.gain == STALL

@@ -108,8 +108,9 @@ class Report:
         tables = [_table(each(self)) for each in _TABLES]
         for shown in (*tables[:2], self._waits(), *tables[2:]):
             parts += [*shown, ""] if shown else []
+        rounds = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
         facts = ", ".join(self.machine.values())
-        parts.append(Text(f"{self.rounds} rounds in {self.seconds:.0f} s; {facts}", style="dim"))
+        parts.append(Text(f"{rounds} in {self.seconds:.0f} s; {facts}", style="dim"))
         parts += [_whole(f"note: {line}") for line in self.notes]
         parts += [Text(f"step: {finding}") for finding in findings_of(self)]
         parts += [Text(f"-> {line}") for line in self.advice]

@@ -106,8 +106,9 @@ def _notes(
     }
     hidden = ", which a device may hide" if blocks.behind else ", counted as input"
     for name, total_s in blocks.elsewhere.items():
-        waits = f"{1e3 * total_s / max(1, blocks.given):.1f} ms a batch are waits"
-        notes[f"{waits} for another loader, {name}{hidden}"] = True
+        waits_ms = 1e3 * total_s / max(1, blocks.given)
+        waits = f"{waits_ms:.1f} ms a batch are waits for another loader, {name}{hidden}"
+        notes[waits] = waits_ms >= 0.1
     return tuple(note for note, holds in notes.items() if holds)
 
 

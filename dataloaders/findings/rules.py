@@ -82,18 +82,23 @@ def _left_on(facts: Facts) -> Iterator[Finding]:
         yield found(
             "debugging", message, facts.sites.get(place.what), _guide("Disable debugging APIs")
         )
-    for place in facts.of_kind("sync"):
-        if place.device != "cpu":
+    guide = _guide("Avoid unnecessary CPU-GPU synchronization")
+    waits = [place for place in facts.of_kind("sync") if place.device != "cpu"]
+    copies = [place for place in waits if "non_blocking" in place.what]
+    for place in waits:
+        if place not in copies:
             message = (
                 f"{place.what} waits for the device in each step, so that the host cannot run "
-                "ahead: "
-            ) + (
-                "copy it so from pinned memory (pin_memory=True)"
-                if "non_blocking" in place.what
-                else "do it every so many steps, or keep the value on the device"
+                "ahead: do it every so many steps, or keep the value on the device"
             )
-            source = _guide("Avoid unnecessary CPU-GPU synchronization")
-            yield found("synchronisation", message, place.where, source)
+            yield found("synchronisation", message, place.where, guide)
+    if copies:  # nearly every script has some: they are said where the step is the limit
+        lines = ", ".join(str(place.where) for place in copies[1:])
+        message = (
+            f"{copies[0].what} waits for the device in each step{lines and f' (also {lines})'}: "
+            "copy with it, from pinned memory (pin_memory=True)"
+        )
+        yield Finding("synchronisation", message, copies[0].where, guide)
     for place in facts.of_kind("moved"):
         message = (
             f"{place.what} is copied to {place.device} in each step: make it there "

@@ -56,7 +56,7 @@ class Scratch:
         self._leave = _NOT_FILES if but_in is None else (*_NOT_FILES, f"{but_in}{os.sep}")
         self._old: set[str] = set()  # files seen to be so: st_ctime may change
         self._new_files: list[str] = []
-        self._new_folders: list[str] = []
+        self._new_folders: dict[str, bool] = {}  # whether each was made in training
         self._began_ns = 0
         self._undo = ExitStack()
 
@@ -97,12 +97,8 @@ class Scratch:
 
     def __exit__(self, *exception: object) -> None:
         self._undo.close()
-        for path in sorted(
-            set(self._new_folders) & {self._new_root(one) for one in self._new_files}
-        ):
-            self._put_away(path)
-        for path in self._new_files:
-            if os.path.isfile(path):
+        for path in dict.fromkeys(self._new_root(file) for file in self._new_files):
+            if os.path.exists(path):
                 self._put_away(path)
         for path in sorted(self._new_folders, reverse=True):
             with suppress(OSError):
@@ -196,8 +192,8 @@ class Scratch:
 
     def _mkdir(self, path: Any, *args: Any, **options: Any) -> None:
         self._real_mkdir(path, *args, **options)
-        if self._training() and not options.get("dir_fd"):
-            self._new_folders.append(_absolute(path))
+        if not options.get("dir_fd"):
+            self._new_folders[_absolute(path)] = self._training()
 
     # Where things are
 
@@ -254,9 +250,9 @@ class Scratch:
         )
 
     def _new_root(self, file: str) -> str:
-        """Return the outermost new folder that holds ``file``, or the file itself."""
-        around = [one for one in self._new_folders if file.startswith(one + os.sep)]
-        return min(around, key=len, default=file)
+        """Return the outermost folder made in training that holds ``file``, or the file itself."""
+        folders = [one for one, trained in self._new_folders.items() if trained]
+        return min((one for one in folders if file.startswith(one + os.sep)), key=len, default=file)
 
     def _moved_folder(self, before: str, after: str) -> None:
         def moved(path: str) -> str:
@@ -264,7 +260,7 @@ class Scratch:
             return after + path[len(before) :] if inside else path
 
         self._new_files = [moved(path) for path in self._new_files]
-        self._new_folders = [moved(path) for path in self._new_folders]
+        self._new_folders = {moved(path): trained for path, trained in self._new_folders.items()}
 
     def _put_away(self, path: str) -> None:
         aside = self._aside(path)
