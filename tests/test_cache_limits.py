@@ -2,7 +2,9 @@
 
 import io
 import pickle
+import struct
 import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from PIL import Image
 
 from dataloaders.cache import CachedDataset, Encoded, join, precompute, verify
 from dataloaders.errors import CacheError
-from helpers.cached import build, spoil
+from helpers.cached import build, build_of_bytes, spoil
 from helpers.compare import bits
 from helpers.datasets import Made
 from helpers.hostile import Whole, say_less
@@ -91,7 +93,7 @@ def test_an_image_of_more_pixels_is_not_decoded(path, name):
     changed(path, 0, most_pixels=LARGEST - 1)
     cached = CachedDataset(path)
     largest = max(range(9), key=lambda index: (30 + index) * (40 - index))
-    message = rf"row {largest}: .*: it has \d+ x \d+ pixels, and it may have {LARGEST - 1}"
+    message = rf"row {largest}: .*: it has \d+ pixels, and it may have {LARGEST - 1}"
     for read in (cached.__getitem__, lambda row: cached.__getitems__([0, row])):
         with pytest.raises(CacheError, match=message):
             read(largest)
@@ -112,6 +114,17 @@ def test_a_compressed_row_that_is_larger_than_the_index_says(path):
     changed(path, 0, most_values=(1 << 26) + 1)  # of four bytes
     with pytest.raises(CacheError, match="most_values is 67108865, and no whole number from 0"):
         CachedDataset(path)
+
+
+def test_a_tiff_file_whose_tiles_are_larger_than_all_images(path):
+    """libtiff allocates a whole tile: a file of 300 bytes took 768 MiB."""
+    tags = [(256, 4, 8), (257, 4, 8), (258, 3, 8), (259, 3, 8), (262, 3, 1), (277, 3, 1),
+            (322, 4, 16384), (323, 4, 16384), (324, 4, 138), (325, 4, 150)]  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags)
+    file = struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(8)
+    build_of_bytes(path, "file:RGB", file + zlib.compress(bytes(100_000)))
+    with pytest.raises(CacheError, match=r"it has 268435456 pixels, and it may have 262144"):
+        CachedDataset(path, largest=1 << 20)[0]
 
 
 @pytest.mark.parametrize("name", CASES)

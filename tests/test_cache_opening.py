@@ -20,6 +20,7 @@ from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers import warm
+from helpers.numbered import Made
 from helpers.processes import run_script
 
 
@@ -298,18 +299,25 @@ def test_a_script_without_a_main_guard_opens_it_under_forkserver(tmp_path, path)
 
 def test_a_file_that_is_cut_short_under_a_reader(tmp_path):
     path = tmp_path / "a.h5"
-    cached = precompute([np.arange(4000)] * 30, path, num_workers=0)
+    fails = Made(lambda row: (np.arange(row % 2 + 4000), row), 30, failing={3})
+    cached = precompute(fails, path, num_workers=0, on_error="skip")
     whole = path.read_bytes()
-    os.truncate(path, len(whole) // 2)
-    for read in (cached.__getitem__, lambda row: cached.__getitems__([0, row])):
+    os.truncate(path, 4096)
+    for read in (
+        lambda: cached[28],
+        lambda: cached.__getitems__([0, 28]),
+        lambda: cached.failed,
+        lambda: cached.column("1"),
+    ):
         with pytest.raises(CacheError, match=r"a\.h5 was cut short while it was open: it has"):
-            read(29)
+            read()
+    cached.will_read(0, 29)  # advice: it raises nothing
     path.write_bytes(whole)  # somebody copied over it
-    assert len(cached[20:]) == 10
+    assert len(cached[20:]) == 9
     other = tmp_path / "b.h5"
     other.write_bytes(b"shorter")
     other.replace(path)  # another file of its name: the one that is open stays as it is
-    assert len(cached[20:]) == 10
+    assert len(cached[20:]) == 9
     cached = precompute(
         list(range(9)), path, num_workers=0, rows=1, single_file=False, overwrite=True
     )

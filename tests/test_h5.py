@@ -271,6 +271,7 @@ class Pair(Images):
                 "bfloat16": torch.tensor([index / 7], dtype=torch.bfloat16),
                 "array": np.full((4,), index / 2, np.float32), "scalar": np.float32(index),
                 "number": torch.tensor(index), "nested": (index, (index + 1,)),
+                "kinds": np.int64(index) if index % 2 else index,
             }],
             **sample,
         }  # fmt: skip
@@ -439,10 +440,17 @@ def test_the_plan(tmp_path):
         assert "sample by sample" not in plan
     stream = DataLoader(Stream(), backend=H5(path))
     assert "an iterable dataset has no samples by index" in str(stream.explain())
-    kinds = Made(lambda index: (torch.zeros(2), np.int64(index) if index % 2 else index), 6)
-    precompute(kinds, tmp_path / "a.h5", num_workers=0)
-    why = "samples are made one by one: column '1': its rows are of several kinds"
-    assert why in str(DataLoader(kinds, 2, backend=H5(tmp_path / "a.h5")).explain())
+    dataset = Mixed(*cropped().transform.transforms)
+    list(DataLoader(dataset, 1, backend=H5(tmp_path / "a.h5")))
+    why = "samples are made one by one: column 'image': its tail works on image:RGB, image:L"
+    assert why in str(DataLoader(dataset, 2, backend=H5(tmp_path / "a.h5")).explain())
+
+
+class Mixed(Images):
+    """Images of two modes."""
+
+    def __getitem__(self, index):
+        return {"image": self.transform(smooth(index, mode=("RGB", "L")[index % 2]))}
 
 
 # What changes between epochs

@@ -29,7 +29,7 @@ from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
 from dataloaders.seeding.states import random_states_kept
 
-from .columns import Parts, Rows, Values
+from .columns import Rows, Values
 from .draws import Draws, FreeDraws
 from .images import KINDS, images_of
 from .threads import Threads
@@ -41,6 +41,7 @@ _Leaf: TypeAlias = Callable[[Rows], Any]
 """A function that makes a column's part of a batch."""
 
 _PROVED_ROWS = 4
+_GATHERED = ("int", "float", "bool", "tensor", "array", "scalar")
 
 
 class Batches(WholeBatches):
@@ -160,22 +161,23 @@ def _made(
 
 def _leaf_of(column: Column, tail: Any) -> _Leaf | str:
     entry = column.entry
-    if len(entry.variants) != 1:
-        return "its rows are of several kinds"
-    ((kind, dimensions),) = entry.variants
+    (kind, dimensions), *others = entry.variants
     if tail is not None:
-        if kind not in KINDS or dimensions != 3:
-            return f"its tail works on {kind}"
-        return images_of(Parts(column), tail)
-    if kind in ("str", "bytes"):
-        return lambda rows: column.leaves(rows.numbers.tolist())
-    if kind.partition(":")[0] not in ("int", "float", "bool", "tensor", "array", "scalar"):
-        return f"default_collate cannot collate {kind}, or not at once"
-    if not entry.fixed:
-        return "its rows differ in shape"
-    if entry.dtype.startswith(">"):
-        return "its bytes are in another order than this machine's"
-    return Values(Parts(column))
+        if others or kind not in KINDS or dimensions != 3:
+            return f"its tail works on {', '.join(kind for kind, _ in entry.variants)}"
+        return images_of(column, tail)
+    is_plain = entry.fixed and entry.packing is None and not entry.dtype.startswith(">")
+    if not others and is_plain and kind.partition(":")[0] in _GATHERED:
+        return Values(column)
+
+    def collated(rows: Rows) -> Any:
+        leaves = column.leaves(rows.numbers.tolist())
+        try:
+            return default_collate(leaves)
+        except Exception as error:  # torch raises it again, for whole samples
+            raise NotThisBatch from error
+
+    return collated
 
 
 def is_proved(cached: CachedDataset) -> bool:

@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dataloaders.cache.read.files import Column
 from dataloaders.recording.tail import Step as TailStep
 from dataloaders.recording.tail import Trailing
 from dataloaders.replaying.pointwise import Tails
 from dataloaders.replaying.ways import Arithmetic, Way
 from dataloaders.transforms.read import CONVERTERS, Member, is_pointwise, read, trailing
 
-from .columns import Parts, Rows
+from .columns import Rows
 from .mirroring import Mirror
 from .windows import NotThisBatch, Step, Windows, steps_of
 
@@ -49,10 +50,10 @@ def obstacle_in(tail: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def images_of(parts: Parts, tail: Any) -> Images | str:
+def images_of(column: Column, tail: Any) -> Images | str:
     """Return what makes batches of a column of images with this tail; or say what it cannot do."""
     found = _read(tail)
-    return found if isinstance(found, str) else Images(parts, *found)
+    return found if isinstance(found, str) else Images(column, *found)
 
 
 def _read(tail: Any) -> tuple[list[Step], _Floats | None] | str:
@@ -120,8 +121,8 @@ def _step(member: Member, before: tuple[TailStep, ...]) -> TailStep:
 class Images:
     """Images of one mode, each window copied straight into a batch [N, C, H, W]."""
 
-    def __init__(self, parts: Parts, steps: Sequence[Step], floats: _Floats | None) -> None:
-        self._parts = parts
+    def __init__(self, column: Column, steps: Sequence[Step], floats: _Floats | None) -> None:
+        self._column = column
         self._steps = steps
         self._floats = floats
 
@@ -131,7 +132,7 @@ class Images:
         Raises:
             NotThisBatch: they differ in shape, or torchvision would raise.
         """
-        images = self._parts.images(rows)
+        images = rows.views(self._column)
         channels, heights, widths = np.array([image.shape for image in images]).T
         windows = Windows(heights, widths)
         for step in self._steps:

@@ -1,11 +1,11 @@
-"""The files of a cache, mapped, and its columns: each row out of the file that has it.
+"""The files of a cache, mapped, and its columns: each row is read from the file that holds it.
 
     row 17 ──bisect──> part 1, its row 7 ──ColumnReader──> leaf
-    rows   ──sorted by part──> some rows of each ──> leaves, in the order that was asked for
+    rows   ──grouped by part──> some rows of each ──> leaves, in the order that was asked for
 
-A cache that joins nothing is its only part. When the cache is opened, parts are looked at: one that
-is missing or cut short is known then. Each is mapped when the first of its rows is read, so that a
-process that reads some of thousands has only those.
+A cache without parts is its own only part. Opening a cache looks at the size of every part, so one
+that is missing or cut short is an error at once. A part is mapped when its first row is read: a
+process that reads rows of a few parts maps only those.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,12 +34,12 @@ from dataloaders.machine.page_cache import expect_exactly, map_file
 
 Numbers = npt.NDArray[np.int64]
 
-_BYTES_PER_PIXEL = 4  # as Pillow has colours in memory
-_MEMORY_PER_BYTE = {"json": 64, "str": 4}  # of what the file has: of JSON, ``[],`` is a list
+_BYTES_PER_PIXEL = 4  # of an image in Pillow's memory
+_MEMORY_PER_BYTE = {"json": 64, "str": 4}  # of the file; ``[],`` becomes a Python list
 
 
 class MappedFile:
-    """One file of a cache, mapped: its index, its bytes (``data``), its columns (``readers``)."""
+    """A mapped file of a cache: its ``index``, its bytes (``data``), its columns (``readers``)."""
 
     def __init__(self, path: Path, descriptor: int, largest: int | None, shard: str = "") -> None:
         try:
@@ -56,61 +56,56 @@ class MappedFile:
         ]
 
     def refuse_cut_short(self) -> None:
-        """Raise a CacheError if the file was cut short: reading what it lacks ends the process."""
+        """Raise a CacheError if the file has become shorter: reading past its end is a SIGBUS."""
         try:
-            found = os.stat(self._path)
-        except OSError:  # removed, or not to be seen: what is open stays
+            now = os.stat(self._path)
+        except OSError:  # removed, or not to be seen: the mapping stays valid
             return
-        if os.path.samestat(found, self._status) and found.st_size < len(self.data):
+        if os.path.samestat(now, self._status) and now.st_size < len(self.data):
             raise CacheError(
-                f"{self._path} was cut short while it was open: it has {found.st_size} bytes, and "
+                f"{self._path} was cut short while it was open: it has {now.st_size} bytes, and "
                 f"had {len(self.data)}. Whoever writes to it should write a new file next to it "
                 "and rename that, as precompute() does; then open it again"
             )
 
 
 class Files:
-    """The files that have the ``rows`` of the cache at ``path``, which is the file ``own``."""
+    """The files that hold the rows of the cache at ``path``, whose own file is ``own``."""
 
     def __init__(self, path: Path, own: MappedFile, largest: int | None) -> None:
         self._index = index = own.index
         check_shards(path, index)
-        self.rows = index.rows
         self._path, self._largest = path, largest
         self._bounds = np.cumsum([0, *(each.rows for each in index.shards or [index])])
         self._starts: list[int] = self._bounds.tolist()
         self._opened = {} if index.shards else {0: own}
         self._exactly = False
 
-    def readers(self, part: int) -> list[ColumnReader]:
-        """Return the columns of this part, which is opened if it is not, and compared."""
-        found = self._opened.get(part)
-        if found is None:
-            found = self._opened[part] = self._mapped(self._index.shards[part])
-        return found.readers
+    @property
+    def count(self) -> int:
+        """How many parts there are; 1 for a single file."""
+        return len(self._starts) - 1
 
-    def at(self, row: int) -> tuple[int, int]:
-        """Return the number of the part that has this row, and the row's number in it."""
+    def readers(self, part: int) -> list[ColumnReader]:
+        """Return the columns of this part; map and check it first if that has not been done."""
+        file = self._opened.get(part)
+        if file is None:
+            file = self._opened[part] = self._mapped(self._index.shards[part])
+        return file.readers
+
+    def locate(self, row: int) -> tuple[int, int]:
+        """Return the number of the part that holds this row, and the row's number in it."""
         part = bisect_right(self._starts, row) - 1
         return part, row - self._starts[part]
 
-    def locate(self, rows: Numbers) -> tuple[Numbers, Numbers]:
-        """Return `at` of many rows."""
+    def locate_all(self, rows: Numbers) -> tuple[Numbers, Numbers]:
+        """Return what `locate` returns, for many rows."""
         parts = np.searchsorted(self._bounds, rows, "right") - 1
         return parts, rows - self._bounds[parts]
 
-    def split(self, rows: Sequence[int]) -> Iterator[tuple[int, Sequence[int], Sequence[int]]]:
-        """Yield each part that has some of ``rows``, their positions, and their numbers in it."""
-        if not self._index.shards:
-            yield 0, range(len(rows)), rows
-            return
-        parts, own = self.locate(np.asarray(rows, np.int64))
-        for part, places in groups(parts):
-            yield part, places.tolist(), own[places].tolist()
-
     def between(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Yield of rows ``first`` to ``last - 1`` each part's number, its own first and last."""
-        part, _ = self.at(first)
+        """Yield each part with some of rows ``first`` to ``last - 1``, and which of its own."""
+        part, _ = self.locate(first)
         while first < last:
             start, end = self._starts[part], self._starts[part + 1]
             if start < end:
@@ -118,16 +113,23 @@ class Files:
             first, part = end, part + 1
 
     def expect_exactly(self, exactly: bool) -> None:
-        """Set how a page that is missing is read, as `page_cache.expect_exactly`."""
+        """Set how a missing page is read, as `page_cache.expect_exactly` does."""
         self._exactly = exactly
         for file in list(self._opened.values()):  # other threads may add some
             expect_exactly(file.data, exactly)
 
-    def refuse_cut_short(self, rows: Sequence[int]) -> None:
-        """Look at each mapped file that has some of ``rows``."""
-        parts = self.locate(np.asarray(rows, np.int64))[0].tolist() if self._index.shards else [0]
-        for part in {*parts}.intersection(self._opened):
-            self._opened[part].refuse_cut_short()
+    def parts_of(self, rows: Sequence[int]) -> set[int]:
+        """Return the numbers of the parts that hold these rows."""
+        if self.count == 1:
+            return {0}
+        return set(self.locate_all(np.asarray(rows, np.int64))[0].tolist())
+
+    def refuse_cut_short(self, parts: Iterable[int]) -> None:
+        """Raise a CacheError if one of these parts is mapped and has become shorter."""
+        for part in parts:
+            file = self._opened.get(part)
+            if file is not None:
+                file.refuse_cut_short()
 
     def _mapped(self, shard: Shard) -> MappedFile:
         folder = folder_of(self._path)
@@ -138,9 +140,9 @@ class Files:
         return file
 
     def _check(self, index: Index, shard: Shard) -> None:
-        """Check that the part's rows can be rows of the joined cache, which may say anything.
+        """Raise a CacheError unless the part's rows can be rows of the whole cache.
 
-        Only then is a column that is fixed here fixed there, with the same shape and type.
+        A column of one shape in the whole then has this shape and dtype in the part, too.
         """
         wrong = ""
         if index.shards:
@@ -173,45 +175,44 @@ class Column:
         return self.files.readers(part)[self._number]
 
     def compressed(self) -> tuple[str, int] | None:
-        """Return the codec, and the bytes of the values in all files; opens all of them.
+        """Return the codec, and the bytes of the values in all files; None: not compressed.
 
-        None: they are compressed in none.
+        Maps every part.
         """
-        columns = [self.of(part) for part, _, _ in self.files.between(0, self.files.rows)]
-        codecs = [each.entry.packing.codec for each in columns if each.entry.packing is not None]
-        return (codecs[0], sum(each.stored_bytes() for each in columns)) if codecs else None
-
-    def cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
-        """As `ColumnReader.cell`."""
-        part, own = self.files.at(row)
-        return self.of(part).cell(own)
+        readers = [self.of(part) for part in range(self.files.count)]
+        codecs = [each.entry.packing.codec for each in readers if each.entry.packing is not None]
+        return (codecs[0], sum(each.stored_bytes() for each in readers)) if codecs else None
 
     def file(self, row: int) -> bytes | None:
-        """Return the encoded image of this row as the bytes of a file; None: it is none."""
-        kind, values = self.cell(row)
+        """Return the bytes of this row's encoded image, as of a file; None: it is none."""
+        part, own = self.files.locate(row)
+        kind, values = self.of(part).cell(own)
         return values.tobytes() if values is not None and is_encoded(kind) else None
 
     def leaves(self, rows: Sequence[int]) -> list[Any]:
-        """As `ColumnReader.leaves`."""
-        found: list[Any] = [None] * len(rows)
-        for part, positions, own in self.files.split(rows):
-            for position, leaf in zip(positions, self.of(part).leaves(own), strict=True):
-                found[position] = leaf
-        return found
+        """Return the leaves of these rows, in this order."""
+        if self.files.count == 1:
+            return self.of(0).leaves(rows)
+        leaves: list[Any] = [None] * len(rows)
+        parts, own = self.files.locate_all(np.asarray(rows, np.int64))
+        for part, places in groups(parts):
+            some = self.of(part).leaves(own[places].tolist())
+            for place, leaf in zip(places.tolist(), some, strict=True):
+                leaves[place] = leaf
+        return leaves
 
 
 def groups(numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
     """Yield each number that occurs, and the places at which it does."""
     order = np.argsort(numbers, kind="stable")
-    found, firsts = np.unique(numbers[order], return_index=True)
-    for number, (first, last) in zip(
-        found.tolist(), pairwise([*firsts.tolist(), len(order)]), strict=True
-    ):
-        yield number, order[first:last]  # np.split takes ten times as long
+    values, firsts = np.unique(numbers[order], return_index=True)
+    bounds = pairwise([*firsts.tolist(), len(order)])
+    for value, (first, end) in zip(values.tolist(), bounds, strict=True):
+        yield value, order[first:end]  # np.split takes ten times as long
 
 
 def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
-    """Return ``entry`` with no row of more than ``largest`` bytes in memory; None: as it is."""
+    """Return ``entry``, of which no row may take more than ``largest`` bytes; None: any may."""
     if largest is None:
         return entry
     width = np.dtype(entry.dtype).itemsize

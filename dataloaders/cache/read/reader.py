@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 from dataloaders.cache.format.attributes import attributes_in, differences
 from dataloaders.cache.format.block import open_file
 from dataloaders.cache.format.changes import changes
+from dataloaders.cache.format.entries import Extent
 from dataloaders.cache.format.fields import Malformed, list_in, loads, text_in
 from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.read.columns import mapped
@@ -94,7 +95,7 @@ class CachedDataset(Dataset[Any]):
         self.refuse_changed(expect or {})
 
     def _open(self) -> None:
-        file = MappedFile(self.path, open_file(str(self.path)), self.largest)
+        self._own = file = MappedFile(self.path, open_file(str(self.path)), self.largest)
         self.index, self.data = file.index, file.data
         self.columns, self.identity = self.index.columns, self.index.identity
         self._files = Files(self.path, file, self.largest)
@@ -148,24 +149,17 @@ class CachedDataset(Dataset[Any]):
         """Return the sample of this row, counted from the end if negative; of a slice, a list."""
         if isinstance(row, slice):
             return self.__getitems__(range(*row.indices(self.index.rows)))
-        found = self._row(row)
-        self._files.refuse_cut_short((found,))
-        part, own = self._files.at(found)
+        part, own = self._files.locate(self._row(row))
+        self._files.refuse_cut_short((part,))
         return self._sample([reader.leaf(own) for reader in self._files.readers(part)])
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
         """Return the samples of these rows, in this order."""
         found = [self._row(row) for row in rows]
         self.about_to_read(found)
-        leaves: list[tuple[Any, ...]] = [()] * len(found)
-        for part, positions, own in self._files.split(found):
-            columns = [reader.leaves(own) for reader in self._files.readers(part)]
-            if columns and len(own) == len(found):  # all of one part, in order
-                leaves = list(zip(*columns, strict=True))
-                break
-            for position, each in zip(positions, zip(*columns, strict=True), strict=False):
-                leaves[position] = each
-        return [self._sample(list(each)) for each in leaves]
+        columns = [column.leaves(found) for column in self.readers]
+        rows_of_leaves = zip(*columns, strict=True) if columns else [()] * len(found)
+        return [self._sample(list(leaves)) for leaves in rows_of_leaves]
 
     def __iter__(self) -> Iterator[Any]:
         for row in range(self.index.rows):
@@ -196,8 +190,10 @@ class CachedDataset(Dataset[Any]):
         Consecutive rows are read in long runs. Rows that do not exist are ignored.
         """
         for part, low, high in self._files.between(max(0, first), min(last, self.index.rows)):
-            with suppress(CacheError):  # whoever reads the row is told
-                for reader in self._files.readers(part):
+            with suppress(CacheError):  # reading the row raises it
+                readers = self._files.readers(part)
+                self._files.refuse_cut_short((part,))
+                for reader in readers:
                     for values in reader.stretches(low, high):
                         will_read(values, look=self._looks)
 
@@ -207,7 +203,7 @@ class CachedDataset(Dataset[Any]):
         Otherwise one page after the other would be found missing, waited for, and read with all
         that stands around it. Raises CacheError if a file is shorter than it was.
         """
-        self._files.refuse_cut_short(rows)
+        self._files.refuse_cut_short(self._files.parts_of(rows))
         reads = self._disk.reads()
         if reads != self._exact:
             self._exact = reads
@@ -240,7 +236,7 @@ class CachedDataset(Dataset[Any]):
         if self.index.attributes is None:
             return {}
         try:
-            return attributes_in(mapped(self.data, "|u1", self.index.attributes).tobytes())
+            return attributes_in(self._values("|u1", self.index.attributes).tobytes())
         except Malformed as error:
             raise CacheError(
                 f"what {self.path} says of its dataset's classes is damaged: {error}; build "
@@ -270,9 +266,9 @@ class CachedDataset(Dataset[Any]):
         if self.index.failed is None:
             return []
         rows, messages = self.index.failed
-        numbers = mapped(self.data, "<u8", rows).tolist()
+        numbers = self._values("<u8", rows).tolist()
         try:
-            found = loads(mapped(self.data, "|u1", messages).tobytes())
+            found = loads(self._values("|u1", messages).tobytes())
             texts = [text_in(text, "a message") for text in list_in(found, "it", len(numbers))]
         except Malformed as error:
             raise CacheError(
@@ -281,6 +277,11 @@ class CachedDataset(Dataset[Any]):
             ) from error
         first = first_of(self.index)
         return [(first + number, text) for number, text in zip(numbers, texts, strict=True)]
+
+    def _values(self, dtype: str, extent: Extent) -> npt.NDArray[Any]:
+        """Return values of the cache's own file, as a view of it."""
+        self._own.refuse_cut_short()
+        return mapped(self.data, dtype, extent)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return all rows of a fixed column, (rows, *shape), as a read-only view of the file.
@@ -293,6 +294,7 @@ class CachedDataset(Dataset[Any]):
             names = ", ".join(shown(each.entry.name) for each in self.readers[:8])
             raise CacheError(f"{self.path} has no column {name!r}; it has {names or 'none'}")
         if column.entry.fixed and not self.index.shards:
+            self._own.refuse_cut_short()
             return column.of(0).values
         why = "have different shapes; read them one by one"
         if column.entry.fixed:

@@ -25,6 +25,8 @@ __all__ = ["KEPT", "EncodedFile", "decoded", "is_encoded"]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is decoded, by Pillow's names: no format that runs another program, as EPS does."""
 
+_TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of a TIFF file
+
 KEPT: dict[str, dict[str, tuple[str, ...]]] = {
     "JPEG": {"L": ("L",), "RGB": ("RGB",), "CMYK": ("CMYK",)},
     "PNG": {
@@ -72,9 +74,8 @@ def decoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None)
     image = _opened(values.tobytes(), FORMATS if family == "file" else (name,))
     if family == "encoded" and (image.format != name or image.mode not in KEPT[name][mode]):
         raise ValueError(f"it is a {image.format} of mode {image.mode}")
-    width, height = image.size
-    if most_pixels is not None and width * height > most_pixels:
-        raise ValueError(f"it has {width} x {height} pixels, and it may have {most_pixels} at most")
+    if most_pixels is not None and (pixels := _pixels_of(image)) > most_pixels:
+        raise ValueError(f"it has {pixels} pixels, and it may have {most_pixels} at most")
     made = _converted(image, mode)
     if mode == "P":
         return restored(made)
@@ -98,13 +99,12 @@ class EncodedFile:
 
     @property
     def pixels(self) -> int:
-        """Width times height, as its header says.
+        """The pixels for which decoding takes memory, as its header says.
 
         Raises:
             ValueError: it cannot be opened.
         """
-        width, height = _opened(self.data, FORMATS).size
-        return int(width * height)
+        return _pixels_of(_opened(self.data, FORMATS))
 
     def check(self) -> None:
         """Nothing if it can be decoded to its end; of a JPEG faster than decoding it.
@@ -115,6 +115,22 @@ class EncodedFile:
         image = _opened(self.data, FORMATS)
         image.draft("RGB", (1, 1))  # all of the data is read, and an eighth of each side is made
         _converted(image, "RGB")
+
+
+def _pixels_of(image: Any) -> int:
+    """Return width times height; of a TIFF file with larger tiles, those of a tile.
+
+    libtiff allocates a whole tile, however small the image is.
+
+    Raises:
+        ValueError: the tiles have no size.
+    """
+    width, height = image.size
+    tags = getattr(image, "tag_v2", {})
+    tile = tags.get(_TILE_WIDTH, 0), tags.get(_TILE_LENGTH, 0)
+    if any(type(side) is not int for side in tile):
+        raise ValueError("its tiles have no size")
+    return int(max(width * height, tile[0] * tile[1]))
 
 
 def _opened(data: bytes, formats: Sequence[str]) -> Any:
