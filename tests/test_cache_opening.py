@@ -20,7 +20,7 @@ from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers import warm
-from helpers.numbered import Made
+from helpers.datasets import Made
 from helpers.processes import run_script
 
 
