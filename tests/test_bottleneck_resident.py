@@ -10,7 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.played import HostOn, VirtualTime
 from dataloaders.bottleneck import check_bottleneck
-from dataloaders.bottleneck.resident import Placement, Pool
+from dataloaders.bottleneck.placement import Placement
+from dataloaders.bottleneck.resident import Pool
 from dataloaders.errors import CheckError
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from bench.played import HostOn, PlayedLoader, VirtualTime
 from dataloaders.bottleneck import Check, check_bottleneck
 from dataloaders.bottleneck.arms import ARMS, STALLS, Arm, Stall
-from dataloaders.bottleneck.schedule import Numbers, Rhythm, Schedule, WarmUp
+from dataloaders.bottleneck.rhythm import Rhythm, WarmUp
+from dataloaders.bottleneck.schedule import Numbers, Schedule
 
 SECONDS = st.floats(1e-7, 10)
 
@@ -64,11 +65,13 @@ def planned(arm, numbers, **options):
 
 class TestPlan:
     @pytest.mark.parametrize("arm", ["synthetic", "host", "contended", "real"])
-    @given(step=SECONDS, real=SECONDS, cycle=st.integers(1, 64), behind=st.booleans())
-    def test_a_block_holds_whole_cycles_and_has_a_deadline(self, arm, step, real, cycle, behind):
-        schedule = Schedule(30, workers=2, in_flight=4, behind=behind)
+    @given(step=SECONDS, real=SECONDS, cycle=st.integers(1, 64), asynchronous=st.booleans())
+    def test_a_block_holds_whole_cycles_and_has_a_deadline(
+        self, arm, step, real, cycle, asynchronous
+    ):
+        schedule = Schedule(30, workers=2, in_flight=4, asynchronous=asynchronous)
         plan = schedule.plan(ARM[arm], Numbers(30, step, real, cycle))
-        assert plan.batches % plan.lap == plan.lap % cycle == plan.settle % cycle == 0
+        assert plan.batches % plan.segment == plan.segment % cycle == plan.warm_up % cycle == 0
         assert plan.batches > 0
         assert 0 < plan.most_s <= 30
 
@@ -81,32 +84,35 @@ class TestPlan:
         assert after <= 4 * before + 3
 
     def test_what_comes_before_the_first_mark(self):
-        """A fifth of a second on a device, twice what is in flight, the end of an epoch."""
+        """A fifth of a second on a device, twice what is in flight of an epoch."""
         for step_s in (0.001, 0.03, 0.5):
             steady = Numbers(30, step_s, step_s)
-            assert planned("synthetic", steady, behind=True).settle * step_s >= 0.2
-            assert planned("synthetic", steady).settle == 2
+            assert planned("synthetic", steady, asynchronous=True).warm_up * step_s >= 0.2
+            assert planned("synthetic", steady).warm_up == 2
         numbers = Numbers(30, 0.02, 0.02, ready=3)
-        assert planned("real", numbers, workers=4, in_flight=8).settle >= 16
+        assert planned("real", numbers, workers=4, in_flight=8).warm_up >= 16
         slow = numbers._replace(step_s=1.0, real_s=1.0)
-        assert planned("real", slow, workers=4, in_flight=8).settle == 5
-        late, early = (
-            planned("real", Numbers(30, 0.02, 0.02, left=left), in_flight=4, length=100).settle
-            for left in (10, 90)
-        )
-        assert late == early + 10
+        assert planned("real", slow, workers=4, in_flight=8).warm_up == 5
 
     def test_a_real_block_is_refilled_as_the_last_one_left_the_device(self):
         numbers = Numbers(30, 0.03, 0.03, lag_s=0.09)
-        assert planned("real", numbers, behind=True).refill == 3
-        assert planned("synthetic", numbers, behind=True).refill == 0
+        assert planned("real", numbers, asynchronous=True).refill == 3
+        assert planned("synthetic", numbers, asynchronous=True).refill == 0
         assert planned("real", numbers).refill == 0
-        assert planned("real", numbers._replace(real_s=0.04, ahead=1), behind=True).refill == 0
+        assert (
+            planned("real", numbers._replace(real_s=0.04, ahead=1), asynchronous=True).refill == 0
+        )
 
     @pytest.mark.parametrize(("length", "whole"), [(23, True), (24, False), (None, False)])
-    def test_epochs_without_a_steady_state_are_measured_whole(self, length, whole):
-        """Four batches in flight: eight to settle and four to measure, twice."""
-        assert Schedule(30, workers=2, in_flight=4, length=length).whole_epochs == whole
+    def test_segments_are_whole_epochs_where_no_queue_finds_its_state(self, length, whole):
+        """Four batches in flight: eight to warm up with and four to measure, twice."""
+        options = {"workers": 2, "in_flight": 4, "length": length}
+        numbers = Numbers(30, 0.02, 0.02)
+        assert planned("real", numbers, **options).segment == (length if whole else 1)
+        assert planned("synthetic", numbers, **options).segment == 1
+        for other in (numbers._replace(interrupted=1), Numbers(30, 0.2, 0.2)):
+            assert planned("real", other, **options).segment == 1
+        assert planned("real", numbers, workers=2, in_flight=16, length=5).warm_up in (10, 11, 12)
 
     def test_blocks_last_a_third_of_a_second_half_more_or_less(self):
         """A ninetieth of a budget of 30 s, so that many rounds fit in."""
@@ -121,21 +127,8 @@ class TestPlan:
     def test_marks_are_two_milliseconds_apart_or_four_in_a_block(self):
         numbers = Numbers(30, 1e-5, 1e-5)
         given = numbers, numbers._replace(cycle=64), numbers._replace(varied=1)
-        laps = [planned("synthetic", one).lap for one in (*given, Numbers(30, 5e-3, 5e-3))]
+        laps = [planned("synthetic", one).segment for one in (*given, Numbers(30, 5e-3, 5e-3))]
         assert laps == [200, 256, 1, 1]
-
-    def test_a_loop_that_ends_early_gets_blocks_of_half_the_length(self):
-        numbers = Numbers(30, 0.001, 0.001)
-
-        def batches(times):
-            schedule = Schedule(30)
-            for _ in range(times):
-                schedule.shorten()
-            assert schedule.cut_short == bool(times)
-            return schedule.plan(ARM["synthetic"], numbers).batches
-
-        assert batches(1) == pytest.approx(batches(0) / 2, abs=1)
-        assert batches(3) == pytest.approx(batches(0) / 8, abs=1)
 
     def test_time_goes_to_arms_by_their_spread(self):
         steady, bursts, uneven = Schedule(30), Schedule(30), Schedule(30)
@@ -174,15 +167,17 @@ def test_a_further_arm_has_its_stall_in_the_report(monkeypatch):
 
     arm = Arm(
         "locked",
-        "behind a lock",
+        "with a lock",
         lambda blocks: True,
         take,
         lambda schedule, numbers: settled.append(numbers) or 5,
         Stall("locks", "contention-bound", "waiting for locks"),
     )
-    for module in ("blocks", "verdict"):
+    for module in ("blocks", "estimates", "verdict"):
         monkeypatch.setattr(f"dataloaders.bottleneck.{module}.ARMS", (*ARMS, arm))
-    monkeypatch.setattr("dataloaders.bottleneck.verdict.STALLS", (*STALLS, arm.stall))
+        monkeypatch.setattr(
+            f"dataloaders.bottleneck.{module}.STALLS", (*STALLS, arm.stall), raising=False
+        )
     loader = PlayedLoader(time, [0.005])
     report = check_bottleneck(loader, lambda batch: time.sleep(0.01), clock=HostOn(time))
     assert report.stalls["locks"].estimate == pytest.approx(0.004)
@@ -223,8 +218,8 @@ def test_measuring_ends_with_a_verdict_or_the_budget(rounds, spent, step, known,
 
 
 @pytest.mark.parametrize("lengths", [(None, None), (100, 100), (7, 7), (7, 5), (60, 40)])
-@pytest.mark.parametrize("behind_s", [0.0, 0.03])
-def test_unequal_ranks_run_the_same_number_of_steps(lengths, behind_s):
+@pytest.mark.parametrize("slower_s", [0.0, 0.03])
+def test_unequal_ranks_run_the_same_number_of_steps(lengths, slower_s):
     """Rank 1 loads more slowly, or has shorter epochs; every step is a barrier, as with DDP."""
     told = queue.Queue()  # rank 0's numbers: what torch.distributed's broadcast does
     together = threading.Barrier(2, timeout=20)
@@ -243,7 +238,7 @@ def test_unequal_ranks_run_the_same_number_of_steps(lengths, behind_s):
             return first
 
         time = VirtualTime()
-        loader = PlayedLoader(time, [0.001 + rank * behind_s], workers=1, batches=lengths[rank])
+        loader = PlayedLoader(time, [0.001 + rank * slower_s], workers=1, batches=lengths[rank])
         check = Check(loader, budget_s=4, clock=HostOn(time), agree=agree)
         try:
             for _ in check:
@@ -259,5 +254,5 @@ def test_unequal_ranks_run_the_same_number_of_steps(lengths, behind_s):
         first, second = pool.map(run, range(2))
     assert first[:2] == second[:2]
     assert first[0] > 50
-    if behind_s and lengths[0] == lengths[1]:
+    if slower_s and lengths[0] == lengths[1]:
         assert second[2].verdict == "input-bound"

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, analyse, name
-from dataloaders.measuring.intervals import Interval, Lap, Timed, interval_of, ratio_draws
+from dataloaders.measuring.intervals import BlockTimes, Interval, Segment, interval_of, ratio_draws
 
 ARMS = ("synthetic", "host", "contended", "real")
 
@@ -18,7 +18,7 @@ def rounds_of(spread, count=8, **seconds):
     generator = np.random.default_rng(7)
     return [
         {
-            arm: Timed(10 * mean * (1 + spread * generator.uniform(-1, 1)), 10)
+            arm: BlockTimes(10 * mean * (1 + spread * generator.uniform(-1, 1)), 10)
             for arm, mean in seconds.items()
         }
         for _ in range(count)
@@ -31,7 +31,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     trials = 300
     for _ in range(trials):
         noise = generator.normal(1.0, 0.05, size=(6, 2))
-        rounds = [{"synthetic": Timed(a, 1), "real": Timed(1.5 * b, 1)} for a, b in noise]
+        rounds = [{"synthetic": BlockTimes(a, 1), "real": BlockTimes(1.5 * b, 1)} for a, b in noise]
         bound = analyse(rounds).speedup_bound
         covered += bound.low <= 1.5 <= bound.high
     assert covered / trials >= 0.92
@@ -57,7 +57,7 @@ def test_verdict_names_the_largest_stall(seconds, verdict):
 def test_a_wide_interval_carries_no_verdict(gap):
     analysis = analyse(rounds_of(0.9, count=4, synthetic=1.0, real=gap))
     assert analysis.verdict == "inconclusive"
-    assert not analysis.settled
+    assert not analysis.precise
 
 
 @settings(max_examples=100, deadline=None)
@@ -120,14 +120,14 @@ class TestRule:
         assert named(Interval(low, (low + high) / 2, high), draws) == verdict
 
 
-def blocks_of(step, wait, *, slower=0.0, noise=0.0, rounds=4, laps=4, seed=0):
-    """Rounds of laps of one step: what next() took is known, the step is off by ``noise``."""
+def blocks_of(step, wait, *, slower=0.0, noise=0.0, rounds=4, segments=4, seed=0):
+    """Rounds of segments of one step: what next() took is known, the step is off by ``noise``."""
     generator = np.random.default_rng(seed)
 
     def block(waited, more):
-        own = (step + more) * generator.normal(1.0, noise, laps)
-        those = [Lap(float(seconds) + waited, 1, waited) for seconds in own]
-        return Timed(sum(lap.seconds for lap in those), laps, tuple(those))
+        own = (step + more) * generator.normal(1.0, noise, segments)
+        those = [Segment(float(seconds) + waited, 1, waited) for seconds in own]
+        return BlockTimes(sum(one_.seconds for one_ in those), segments, tuple(those))
 
     return [{"real": block(wait, slower), "synthetic": block(0.0, 0.0)} for _ in range(rounds)]
 
@@ -139,7 +139,7 @@ class TestWaits:
     def test_the_wait_is_the_gap_where_nothing_else_runs(self, wait, verdict):
         """Steps of a second, off by 20 %: blocks differ by more than what is looked for."""
         for seed in range(20):
-            rounds = blocks_of(1.0, wait, noise=0.2, rounds=3, laps=2, seed=seed)
+            rounds = blocks_of(1.0, wait, noise=0.2, rounds=3, segments=2, seed=seed)
             analysis = analyse(rounds, parallel=False)
             assert (analysis.verdict, analysis.evidence) == (verdict, "waits")
             assert analysis.speedup_bound.low <= 1 + wait <= analysis.speedup_bound.high
@@ -149,61 +149,67 @@ class TestWaits:
 
     def test_a_loop_that_seems_faster_than_its_step_alone_carries_nothing(self):
         rounds = [
-            {arm: Timed(seconds, 10) for arm, seconds in (("synthetic", 10.0), ("real", 8.0))}
+            {arm: BlockTimes(seconds, 10) for arm, seconds in (("synthetic", 10.0), ("real", 8.0))}
             for _ in range(6)
         ]
         assert analyse(rounds).verdict == "inconclusive"
 
     def test_with_workers_the_steps_slowing_down_comes_on_top(self):
-        rounds = blocks_of(0.05, 0.001, slower=0.015, noise=0.05, rounds=6, laps=8)
+        rounds = blocks_of(0.05, 0.001, slower=0.015, noise=0.05, rounds=6, segments=8)
         analysis = analyse(rounds, parallel=True)
         assert analysis.verdict == "contention-bound"
         assert analysis.seconds_per_batch["contended"].estimate == pytest.approx(0.065, rel=0.05)
         assert analysis.stalls["prep"].estimate == pytest.approx(0.001, rel=0.1)
 
     def test_what_the_machine_did_to_a_few_steps_is_trimmed(self):
-        rounds = blocks_of(0.1, 0.0, noise=0.002, rounds=5, laps=8)
-        struck = rounds[0]["real"].laps
-        laps = (struck[0]._replace(seconds=2.0), *struck[1:])
-        rounds[0]["real"] = Timed(sum(lap.seconds for lap in laps), len(laps), laps)
+        rounds = blocks_of(0.1, 0.0, noise=0.002, rounds=5, segments=8)
+        struck = rounds[0]["real"].segments
+        segments = (struck[0]._replace(seconds=2.0), *struck[1:])
+        rounds[0]["real"] = BlockTimes(
+            sum(one_.seconds for one_ in segments), len(segments), segments
+        )
         analysis = analyse(rounds, parallel=True)
         assert (analysis.verdict, analysis.evidence) == ("step-bound", "waits")
 
     def test_one_round_carries_a_verdict_if_its_steps_do(self):
-        one = blocks_of(1.0, 0.5, noise=0.02, rounds=1, laps=4)
+        one = blocks_of(1.0, 0.5, noise=0.02, rounds=1, segments=4)
         assert analyse(one, parallel=False).verdict == "input-bound"
         assert analyse([], part=one[0], parallel=False).verdict == "input-bound"
 
     @pytest.mark.parametrize(("wait", "verdict"), [(0.001, "step-bound"), (0.06, "inconclusive")])
     def test_on_a_device_the_wait_is_only_the_most_that_can_be_lost(self, wait, verdict):
         # What the host waits for may be hidden: a long wait carries no gap.
-        rounds = blocks_of(0.1, 0.0, noise=0.3, rounds=3, laps=2, seed=2)
+        rounds = blocks_of(0.1, 0.0, noise=0.3, rounds=3, segments=2, seed=2)
         for one in rounds:
-            laps = tuple(lap._replace(waited=wait) for lap in one["real"].laps)
-            one["real"] = Timed(one["real"].seconds, one["real"].steps, laps)
-        assert analyse(rounds, behind=True, parallel=False).verdict == verdict
+            segments = tuple(one_._replace(waited=wait) for one_ in one["real"].segments)
+            one["real"] = BlockTimes(one["real"].seconds, one["real"].steps, segments)
+        assert analyse(rounds, asynchronous=True, parallel=False).verdict == verdict
 
     def test_single_steps_tell_causes_apart_as_blocks_do(self):
-        rounds = blocks_of(0.1, 0.02, noise=0.001, rounds=2, laps=4)
+        rounds = blocks_of(0.1, 0.02, noise=0.001, rounds=2, segments=4)
         rounds = [{**one, "host": one["real"]} for one in rounds]
-        analysis = analyse(rounds, behind=True, parallel=False)
+        analysis = analyse(rounds, asynchronous=True, parallel=False)
         assert (analysis.verdict, analysis.evidence) == ("transfer-bound", "steps")
 
     @settings(max_examples=50, deadline=None)
     @given(
-        noise=st.floats(0.0, 1.5), rounds=st.integers(1, 5), laps=st.integers(1, 4),
-        seed=st.integers(0, 1000), wait=st.floats(0, 2), behind=st.booleans(), alone=st.booleans(),
+        noise=st.floats(0.0, 1.5), rounds=st.integers(1, 5), segments=st.integers(1, 4),
+        seed=st.integers(0, 1000), wait=st.floats(0, 2), asynchronous=st.booleans(),
+        alone=st.booleans(),
     )  # fmt: skip
     def test_no_interval_is_too_wide_to_say_anything(
-        self, noise, rounds, laps, seed, wait, behind, alone
+        self, noise, rounds, segments, seed, wait, asynchronous, alone
     ):
         """As 0.04 to 8555 is, which a check of a noisy loop once printed."""
-        blocks = blocks_of(1.0, wait, noise=noise, rounds=rounds, laps=laps, seed=seed)
+        blocks = blocks_of(1.0, wait, noise=noise, rounds=rounds, segments=segments, seed=seed)
         blocks = [
-            {arm: Timed(abs(took.seconds), took.steps, took.laps) for arm, took in one.items()}
+            {
+                arm: BlockTimes(abs(took.seconds), took.steps, took.segments)
+                for arm, took in one.items()
+            }
             for one in blocks
         ]
-        analysis = analyse(blocks, behind=behind, parallel=not alone)
+        analysis = analyse(blocks, asynchronous=asynchronous, parallel=not alone)
         bound = None if analysis is None else analysis.speedup_bound
         assert bound is None or 0 < bound.low <= bound.high <= 3.0 * bound.low
         if analysis is not None and bound is None:
@@ -215,8 +221,10 @@ def bound_of(rounds, **options):
 
 
 def marked(**arms):
-    """Rounds without noise, of four laps an arm."""
-    blocks = {arm: Timed(4 * lap.seconds, 4 * lap.steps, (lap,) * 4) for arm, lap in arms.items()}
+    """Rounds without noise, of four segments an arm."""
+    blocks = {
+        arm: BlockTimes(4 * one_.seconds, 4 * one_.steps, (one_,) * 4) for arm, one_ in arms.items()
+    }
     return [dict(blocks) for _ in range(6)]
 
 
@@ -229,7 +237,7 @@ class TestAllowances:
         held = {"synthetic": (share, 1.0), "real": (real, busy)}
         return [
             {
-                arm: Timed(took.seconds, took.steps, held=held[arm][0] * took.seconds,
+                arm: BlockTimes(took.seconds, took.steps, held=held[arm][0] * took.seconds,
                            busy=held[arm][1])
                 for arm, took in one.items()
             }
@@ -244,8 +252,8 @@ class TestAllowances:
             ({"parallel": True}, 0.2, 0.1, 0.4, 1.0, 1.0),  # workers had time to spare
             ({"parallel": False}, 0.2, 0.1, 1.0, 1.0, 0.9 / 0.8),
             ({"parallel": False}, 0.1, 0.2, 1.0, 0.8 / 0.9, 1.0),
-            ({"parallel": True, "behind": True}, 0.2, 0.1, 0.4, 0.8, 1.0),
-            ({"parallel": False, "behind": True}, 0.2, 0.1, 1.0, 0.9, 0.9 / 0.8),
+            ({"parallel": True, "asynchronous": True}, 0.2, 0.1, 0.4, 0.8, 1.0),
+            ({"parallel": False, "asynchronous": True}, 0.2, 0.1, 1.0, 0.9, 0.9 / 0.8),
             ({"parallel": True}, 0.004, 0.004, 1.0, 1.0, 1.0),  # no machine has less
         ],
     )
@@ -259,54 +267,57 @@ class TestAllowances:
     def test_starts_of_epochs_are_shared_by_their_batches(self):
         """An epoch of 20 batches starts in 4 s where the loop waits 0.5 s for each batch anyway."""
         rounds = rounds_of(0.0, synthetic=1.0, real=1.5)
-        with_starts = bound_of(rounds, epoch_starts=[3.0, 5.0], batches=20)
+        with_starts = bound_of(rounds, epoch_starts=[3.0, 5.0], length=20)
         assert with_starts.estimate == pytest.approx(1.5 + (4 - 0.5) / 20, rel=0.01)
-        assert bound_of(rounds, epoch_starts=[0.4, 0.3], batches=20).estimate == 1.5
+        assert bound_of(rounds, epoch_starts=[0.4, 0.3], length=20).estimate == 1.5
 
     def test_waits_for_another_loader_are_input(self):
-        arms = {"synthetic": Lap(1.0, 1, elsewhere=0.2), "real": Lap(1.3, 1, 0.3, elsewhere=0.2)}
+        arms = {
+            "synthetic": Segment(1.0, 1, elsewhere=0.2),
+            "real": Segment(1.3, 1, 0.3, elsewhere=0.2),
+        }
         got = bound_of(marked(**arms), parallel=False)
         assert got.estimate == pytest.approx(1.3 / 0.8, rel=0.02)
 
     def test_on_a_device_such_a_wait_may_be_hidden(self):
-        arms = {"synthetic": Lap(1.0, 1), "real": Lap(1.3, 1)}
-        plain = bound_of(marked(**arms), behind=True)
-        arms = {arm: lap._replace(elsewhere=0.2) for arm, lap in arms.items()}
-        got = bound_of(marked(**arms), behind=True)
+        arms = {"synthetic": Segment(1.0, 1), "real": Segment(1.3, 1)}
+        plain = bound_of(marked(**arms), asynchronous=True)
+        arms = {arm: one_._replace(elsewhere=0.2) for arm, one_ in arms.items()}
+        got = bound_of(marked(**arms), asynchronous=True)
         assert (got.low, got.estimate) == (plain.low, plain.estimate)
         assert got.high == pytest.approx(plain.high / 0.8)
 
     def test_on_a_device_the_wait_and_what_workers_cost_are_the_most(self):
         """Blocks differ by 30 % of a step; the host waited for 1 %, workers cost 4 %."""
         step = 0.1
-        rounds = blocks_of(step, 0.0, noise=0.3, rounds=3, laps=2, seed=2)
+        rounds = blocks_of(step, 0.0, noise=0.3, rounds=3, segments=2, seed=2)
         for one in rounds:
-            waited = tuple(lap._replace(waited=0.001) for lap in one["real"].laps)
-            one["real"] = Timed(one["real"].seconds, 2, waited)
-            one["synthetic"] = Timed(2 * step, 2, (Lap(step, 1),) * 2)
-            one["contended"] = Timed(2.08 * step, 2, (Lap(1.04 * step, 1),) * 2)
-        analysis = analyse(rounds, behind=True)
+            waited = tuple(one_._replace(waited=0.001) for one_ in one["real"].segments)
+            one["real"] = BlockTimes(one["real"].seconds, 2, waited)
+            one["synthetic"] = BlockTimes(2 * step, 2, (Segment(step, 1),) * 2)
+            one["contended"] = BlockTimes(2.08 * step, 2, (Segment(1.04 * step, 1),) * 2)
+        analysis = analyse(rounds, asynchronous=True)
         assert (analysis.verdict, analysis.evidence) == ("step-bound", "waits")
         assert analysis.speedup_bound.high == pytest.approx(1.06, abs=0.005)
 
     def test_a_shape_seen_first_costs_no_arm_alone(self):
-        usual, first = Lap(1.0, 1), Lap(9.0, 1, fresh=True)
-        block = Timed(12.0, 4, (usual, first, usual, usual))
+        usual, first = Segment(1.0, 1), Segment(9.0, 1, new_shape=True)
+        block = BlockTimes(12.0, 4, (usual, first, usual, usual))
         rounds = [{**one, "real": block} for one in marked(synthetic=usual, real=usual)]
-        analysis = analyse(rounds, behind=True)
+        analysis = analyse(rounds, asynchronous=True)
         assert (analysis.verdict, analysis.left_out) == ("step-bound", 6)
-        assert bound_of(rounds, behind=True).estimate == pytest.approx(1.0)
+        assert bound_of(rounds, asynchronous=True).estimate == pytest.approx(1.0)
 
     def test_batches_of_different_sizes_are_compared_at_the_usual_one(self):
         """A step of 1 ms a byte: resident batches are smaller than the loader's by chance."""
         rounds = []
         for seed in range(6):
             sizes = np.random.default_rng(seed).integers(50, 150, (2, 4))
-            own, real = ([Lap(1e-3 * n, 1, nbytes=int(n)) for n in those] for those in sizes)
+            own, real = ([Segment(1e-3 * n, 1, nbytes=int(n)) for n in those] for those in sizes)
             rounds.append(
                 {
-                    "synthetic": Timed(sum(lap.seconds for lap in own), 4, tuple(own)),
-                    "real": Timed(sum(lap.seconds for lap in real), 4, tuple(real)),
+                    "synthetic": BlockTimes(sum(one_.seconds for one_ in own), 4, tuple(own)),
+                    "real": BlockTimes(sum(one_.seconds for one_ in real), 4, tuple(real)),
                 }
             )
         assert bound_of(rounds, parallel=False).estimate == pytest.approx(1.0)
@@ -316,7 +327,7 @@ class TestAllowances:
         analysis = analyse(rounds_of(spread, synthetic=1.0, real=1.1))
         bound = analysis.speedup_bound
         assert analysis.smallest_gap == (bound.high - bound.low) / 2 / bound.estimate
-        assert analysis.settled == settled == (bound.half_width <= 0.02)
+        assert analysis.precise == settled == (bound.half_width <= 0.02)
 
 
 # Intervals and the bootstrap on numbers whose answer is known
@@ -330,7 +341,7 @@ def interval(rounds, estimate=1.0, draws=DRAWS, floor=None):
 
 
 def test_a_block_and_an_interval_in_figures():
-    assert Timed(seconds=6.0, steps=4).per_batch == 1.5
+    assert BlockTimes(seconds=6.0, steps=4).per_batch == 1.5
     assert Interval(1.0, 1.25, 2.0).half_width == 0.5
     assert f"{Interval(1.0, 1.25, 1.5)}" == "1.250 (1.000 to 1.500)"
     assert f"{Interval(1.0, 1.25, 1.5):.1f}" == "1.2 (1.0 to 1.5)"

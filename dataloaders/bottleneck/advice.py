@@ -12,10 +12,10 @@ from dataclasses import replace
 from dataloaders.batches.tree import Batch
 from dataloaders.bottleneck.arms import ARMS
 from dataloaders.bottleneck.blocks import Blocks
-from dataloaders.bottleneck.schedule import SETTLE_STEPS
+from dataloaders.bottleneck.schedule import WARM_UP_STEPS
 from dataloaders.errors import last_line
 from dataloaders.findings import TOGGLES, Facts, Finding, Watch
-from dataloaders.measuring.intervals import Interval, Timed, mean_of
+from dataloaders.measuring.intervals import BlockTimes, Interval, mean_of
 
 _SHARE = 0.5
 _FEWEST_ROUNDS, _MOST_ROUNDS = 4, 9
@@ -58,7 +58,7 @@ class Advice:
         wanted = {one.name for one in found} - self._gains.keys() - self._untried.keys()
         names = [name for name in TOGGLES if name in wanted]
         most_s = _SHARE * self._budget_s
-        block_s = (SETTLE_STEPS + 1) * self._blocks.cycle * self._blocks.step_s
+        block_s = (WARM_UP_STEPS + 1) * self._blocks.cycle * self._blocks.step_s
         if names and _FEWEST_ROUNDS * (1 + len(names)) * block_s > most_s:
             self._untried.update(dict.fromkeys(names, "; not measured: that wants a larger budget"))
             return
@@ -79,7 +79,7 @@ class Advice:
 
     def _block(
         self, name: str | None, facts: Facts, left_s: float
-    ) -> Generator[Batch, None, Timed | None]:
+    ) -> Generator[Batch, None, BlockTimes | None]:
         """Yield a block of the step alone, under setting ``name``; None: as it is."""
         # By another name: its steps are none of those that the timeline shows as synthetic.
         (arm,) = (replace(arm, name="advised") for arm in ARMS if arm.name == "synthetic")
@@ -97,7 +97,7 @@ class Advice:
                 try:
                     batch = next(block)
                 except StopIteration as end:
-                    took: Timed | None = end.value
+                    took: BlockTimes | None = end.value
                     return took
                 with around_step():
                     yield batch

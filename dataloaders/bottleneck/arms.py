@@ -27,7 +27,7 @@ Verdict: TypeAlias = Literal[
 ]
 
 Take: TypeAlias = "Callable[[], Batch]"
-"""Returns the next batch for the step; raises StopIteration where the block cannot go on."""
+"""Returns the next batch for the step."""
 
 
 class Stall(NamedTuple):
@@ -45,12 +45,11 @@ class Arm:
     name: str  # its key in the report
     tells: str  # what it is, in words
     begin: Callable[[Blocks], bool]  # brings the queue into a block's first state; or in vain
-    take: Callable[[Blocks, int], Take]  # what hands out so many batches, settling included
-    settle: Callable[[Schedule, Numbers], int]  # steps that run before the first mark
+    take: Callable[[Blocks, int], Take]  # what hands out so many batches, its warm-up included
+    warm_up: Callable[[Schedule, Numbers], int]  # steps that run before the first mark
     stall: Stall | None = None  # what its difference to synthetic tells; None: nothing, or all
     # Whether it says something about this loader and step.
     exists: Callable[[Blocks], bool] = lambda blocks: True
-    most: Callable[[Blocks], float] | None = None  # batches before it has to begin again
 
 
 PREP = Stall("prep", "input-bound", "waiting for batches to be made")
@@ -71,10 +70,16 @@ def _on_host(blocks: Blocks, count: int) -> Take:
     return lambda: blocks.delivered(next(issued))
 
 
+def _slows_the_host(blocks: Blocks) -> bool:
+    # On the host's clock the steps of real blocks, without their waits, are this arm. Workers of
+    # a short epoch are soon done, and starting the next one is no contention.
+    tells = blocks.asynchronous and blocks.feed.parallel and blocks.feed.tells
+    return tells and not blocks.short_epochs
+
+
 def _begin_contended(blocks: Blocks) -> bool:
-    feed = blocks.feed
-    if not feed.running or feed.left <= 2:
-        feed.start()
+    if not blocks.feed.running:
+        blocks.feed.start()
     return True
 
 
@@ -100,34 +105,32 @@ ARMS = (
         "the loop as it is",
         _begin_real,
         lambda blocks, count: blocks.take_real,
-        Schedule.settle_queue,
+        Schedule.warm_up_queue,
     ),
     Arm(
         "synthetic",
         "the step alone, on batches that are already there",
         _when_idle,
         lambda blocks, count: iter(blocks.pool.issue("synthetic", count)).__next__,
-        Schedule.settle_device,
+        Schedule.warm_up_device,
     ),
     Arm(
         "host",
         "the same, and the copy to the device",
         _when_idle,
         _on_host,
-        Schedule.settle_device,
+        Schedule.warm_up_device,
         TRANSFER,
         lambda blocks: blocks.pool.transfers,
     ),
     Arm(
-        # On the host's clock the steps of real blocks, without their waits, are this arm.
         "contended",
         "the step alone, while the loader's workers run",
         _begin_contended,
         _beside_workers,
-        Schedule.settle_device,
+        Schedule.warm_up_device,
         CONTENTION,
-        lambda blocks: blocks.behind and blocks.feed.parallel and blocks.feed.tells,
-        lambda blocks: blocks.feed.left - 1,
+        _slows_the_host,
     ),
 )
 """All arms of a round, in its order: the first one continues where the warm-up ended."""

@@ -1,42 +1,40 @@
 """One block of an arm: batches for whoever runs the step, and marks of the clock between them.
 
-    begin ── refill ── settle ── to a cycle's start ── mark  lap  mark  lap  mark ── wait
-    queue    device    the arm's own steady state      └── seconds, waits in next() ──┘
+    queue ── warm-up ── to a cycle's start ── mark  segment  mark  segment  mark ── wait
+    device   the arm's own steady state            └── seconds, waits in next() ──┘
 
 Nothing waits for the device before or within the measured part: a loop that waits cannot hide
-loading behind the device's work, as training does.
+loading behind the device's work, as training does. A real block is a stretch of the loader's
+epochs, one after the other, as training takes them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
-from collections import deque
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dataloaders.batches.tree import Batch, leaves, nbytes, to_device
 from dataloaders.bottleneck.arms import ARMS, Arm, Take
 from dataloaders.bottleneck.resident import Pool
-from dataloaders.bottleneck.schedule import SETTLE_STEPS, Numbers, Plan, Rhythm, Schedule
+from dataloaders.bottleneck.rhythm import Rhythm
+from dataloaders.bottleneck.schedule import WARM_UP_STEPS, Numbers, Plan, Schedule
+from dataloaders.bottleneck.steps import StepLog
 from dataloaders.measuring.clocks import Clock, HostTime
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Interval, Lap, Step, Timed, mean_of
+from dataloaders.measuring.intervals import BlockTimes, Interval, Segment, block_of, mean_of
 
 if TYPE_CHECKING:
     import torch
 
-Block: TypeAlias = Generator[Batch, None, "Timed | None"]
+Block: TypeAlias = Generator[Batch, None, "BlockTimes | None"]
 """Yields batches to the step; returns what it took, or None if the block must be run again."""
 
-_MOST_SPOILT = 3
-_LOOKED_AT_S = 0.02  # looking at the queues takes some microseconds
-_MOST_WAITS = 100_000
-_SLOWEST = 4
-_LAUNCHES, _DELAY = 8, 1.5  # launched at once; of the time that a step takes
-
-_KEPT_STEPS = 100  # of each arm, for the timeline
+_QUEUES_EVERY_S = 0.02  # asking how full the queues are takes some microseconds
+_LAUNCHES, _DELAY = 8, 1.5  # steps launched at once; the delay, in steps
 
 
 class Blocks:
@@ -48,133 +46,91 @@ class Blocks:
         self.feed: Feed = feed
         self.pool: Pool = pool
         self.clock = clock
+        self.log = StepLog()
         self.rhythm = Rhythm()
         self.step_s = math.nan  # of a step on resident batches, as last measured
         self.real_s = math.nan  # the same on real ones
-        # Batches that were ready when the last real block ended, and how far the device was behind.
+        # Batches that were ready when the last real block ended, and the device's work left then.
         self.ready: int | None = 0
         self.lag_s = 0.0
-        self.lead: tuple[
-            Lap, ...
-        ] = ()  # real steps until now, which the next real block goes on with
+        self.lead: tuple[Segment, ...] = ()  # real steps with which the next real block begins
         self.patience_s = max(0.5, schedule.budget_s / 6)  # the longest wait for workers
         self.early = 0  # blocks that began before the loader's queue was in their arm's state
-        self.elsewhere: dict[str, float] = {}  # seconds of waiting for other loaders, by name
-        self.given = 0  # batches handed to the step
         self.cycle = 1  # batches of an accumulation cycle, as the last block had it
         self.writes = False  # whether the step writes into its batch
         self.step_cores = 1.0  # that this process computes on during a step
-        # What single batches of real blocks were waited for, and (seconds, keys) of the longest.
-        self.waits: deque[float] = deque(maxlen=_MOST_WAITS)
-        self.slowest: list[tuple[float, Any]] = []
-        # The real block of a whole epoch whose consumer left after its last batch.
-        self.salvaged: Timed | None = None
+        self.interrupted = False  # whether the loop did something else since its last batch
         self._schedule = schedule
         self._now = host.now
         self.held_up = getattr(host, "held_up", HostTime().held_up)
-        self._held_s = 0.0  # by other processes, in the block under way
+        self._warm_up: list[float] = []  # seconds of unmeasured steps of the running block
+        self._held_s = 0.0  # for which other processes kept the running block's steps waiting
         self._busy: list[float] = []  # shares of workers at work in it
-        self._elsewhere_s = 0.0
-        self._gaps: list[float] = []  # of unmeasured steps of the block under way
         self._copied_at = -math.inf
-        # When each of the last steps asked for its batch, got it, had it copied, and was done.
-        self._steps: dict[str, deque[tuple[float, float, float, float]]] = {
-            arm.name: deque(maxlen=_KEPT_STEPS) for arm in ARMS
-        }
         self._shapes: set[tuple[torch.Size, ...]] = set()
 
     @property
-    def behind(self) -> bool:
+    def asynchronous(self) -> bool:
         """Whether the clock is a device's, which runs behind the host."""
-        return self._schedule.behind
+        return self._schedule.asynchronous
+
+    @property
+    def short_epochs(self) -> bool:
+        """Whether an epoch is too short for the loader's queue to find a steady state."""
+        return self._schedule.short_epochs
 
     @property
     def arms(self) -> list[Arm]:
         """Return the arms that say something about this loop, in the order of a round."""
         return [arm for arm in ARMS if arm.exists(self)]
 
-    def timeline(self) -> dict[str, tuple[Step, ...]]:
-        """Return the last measured steps of each arm; the first one of all begins at 0."""
-        kept = {arm: list(steps) for arm, steps in self._steps.items() if steps}
-        zero = min((steps[0][0] for steps in kept.values()), default=0.0)
-        timeline: dict[str, tuple[Step, ...]] = {}
-        for arm, steps in kept.items():
-            rows = []
-            for begin, given, copied, done in steps:
-                waited = 0.0 if arm == "host" else given - begin  # there it is the copy
-                copied = max(given, copied)
-                seconds = (begin - zero, waited, copied - begin - waited, done - copied)
-                rows.append(Step(*(round(each, 6) for each in seconds)))
-            timeline[arm] = tuple(rows)
-        return timeline
-
-    def waited_elsewhere(self, name: str, seconds: float) -> None:
-        """Count ``seconds`` of waiting for another loader."""
-        self.elsewhere[name] = self.elsewhere.get(name, 0.0) + seconds
-        self._elsewhere_s += seconds
-
-    def _waited(self, seconds: float, keys: Any) -> None:
-        self.waits.append(seconds)
-        full = len(self.slowest) == _SLOWEST
-        if keys is not None and not (full and seconds <= self.slowest[-1][0]):
-            entries = [*self.slowest, (seconds, keys)]
-            self.slowest = sorted(entries, key=lambda entry: -entry[0])[:_SLOWEST]
-
-    def give(self, batch: Batch) -> Iterator[Batch]:
-        """Yield one unmeasured batch to the step."""
+    def give(self, batch: Batch) -> Generator[Batch, None, bool]:
+        """Yield one unmeasured batch to the step; return whether the loop was interrupted."""
         if self.pool.varied:
-            self._is_fresh(batch)
-        self.given += 1
-        given, elsewhere = self._now(), self._elsewhere_s
+            self._is_new_shape(batch)
+        self.log.given += 1
+        given, elsewhere = self._now(), self.log.elsewhere_s
         yield batch
-        gap = self._now() - given
-        self.rhythm.asked(gap)
-        self._gaps.append(gap - (self._elsewhere_s - elsewhere))
+        step_s = self._now() - given
+        interrupted = self._interruption(step_s)
+        if not interrupted:
+            self._warm_up.append(step_s - (self.log.elsewhere_s - elsewhere))
+        return interrupted
 
     def run(self, arm: Arm, left_s: float) -> Block:
         """Yield the batches of one block of ``arm``."""
         self._schedule.learn(self.feed.length, self.feed.in_flight)
-        if arm.name == "real" and self._schedule.whole_epochs:
-            return (yield from self._epochs(arm, left_s))
         self.rhythm.update()
         plan = self._schedule.plan(arm, self._numbers(left_s))
         self.cycle = plan.cycle
-        self._gaps.clear()
+        self._warm_up.clear()
         self._held_s = 0.0
         self._busy.clear()
-        began = self._now()
-        laps: list[Lap] = []
+        began, missing = self._now(), plan.batches
+        segments: list[Segment] = []
         if arm.name == "real":
-            laps, self.lead = [*self.lead], ()
-        spoilt = 0
-        missing = plan.batches
+            segments, self.lead = [*self.lead], ()
         while True:
-            part = yield from self._part(arm, plan, missing, began)
+            steps = yield from self._part(arm, plan, missing, began, segments)
+            missing -= steps
             if plan.writes:
                 self.pool.restore()
             elif self.pool.written():
                 self.writes = True
                 self.pool.restore()
                 return None
-            if part is None:
-                spoilt += 1
-                if spoilt == _MOST_SPOILT or arm.name == "real":
-                    return None
-                continue
-            laps += part
-            missing -= sum(lap.steps for lap in part)
-            spent_s = self._now() - began
-            ends_here = not plan.writes and arm.most is None
-            if missing <= 0 or ends_here or self._schedule.late(1, spent_s, plan.most_s):
+            # Batches that are written into are used once, then restored: a block has parts.
+            whole = arm.name == "real" or not plan.writes or missing <= 0
+            if whole or self._schedule.late(1, self._now() - began, plan.most_s):
                 break
-        alike = plan.cycle == 1 and not (self.behind or self.writes or self.pool.varied)
-        took = Timed(
-            sum(lap.seconds for lap in laps),
-            sum(lap.steps for lap in laps),
-            tuple(laps),
-            tuple(self._gaps[1:]) if alike else (),  # the first one comes out of another arm
-            self._held_s,
-            statistics.fmean(self._busy) if self._busy else 1.0,
+        if not segments:
+            return None
+        alike = plan.cycle == 1 and not (self.asynchronous or self.writes or self.pool.varied)
+        took = block_of(
+            segments,
+            warm_up=tuple(self._warm_up[1:]) if alike else (),  # the first follows another arm
+            held=self._held_s,
+            busy=statistics.fmean(self._busy) if self._busy else 1.0,
         )
         if arm.name == "real":
             self.real_s = took.per_batch
@@ -187,11 +143,13 @@ class Blocks:
         """Yield steps that the device begins once they are launched; return what one takes it.
 
         The device is made to wait first, for longer than the host needs: so no gap in which it
-        waits for the host is counted. None where the clock cannot do that, or the step writes into
-        its batch.
+        waits for the host is counted. None where the clock cannot do that, the step writes into
+        its batch, or is so slow that two of them take four times ``most_s``.
         """
         delay = getattr(self.clock, "delay", None)
         if delay is None or self.writes or math.isnan(self.step_s):
+            return None
+        if 2 * (1 + _DELAY) * self.step_s * self.cycle > 4 * most_s:
             return None
         took: list[float] = []
         until = self._now() + most_s
@@ -220,38 +178,33 @@ class Blocks:
         return copied
 
     def _part(
-        self, arm: Arm, plan: Plan, batches: int, began: float
-    ) -> Generator[Batch, None, list[Lap] | None]:
-        """Yield batches and return measured laps, up to where the arm has to begin again.
-
-        Returns None if they are spoilt: an epoch ended within them.
-        """
-        settle = plan.settle
+        self, arm: Arm, plan: Plan, batches: int, began: float, segments: list[Segment]
+    ) -> Generator[Batch, None, int]:
+        """Yield batches, add what they took to ``segments``; return how many were measured."""
+        warm_up = plan.warm_up
         if plan.writes and arm.name != "real":
-            settle = min(settle, len(self.pool) // 2)  # each batch is written into once
-            batches = min(batches, len(self.pool) - settle)
-        self.early += not arm.begin(self)
+            warm_up = min(warm_up, len(self.pool) // 2)  # each batch is written into once
+            batches = min(batches, len(self.pool) - warm_up)
         if plan.refill:
+            # Before the queue is brought to its level: workers would go on meanwhile.
+            self.early += not self.feed.wait_until_idle(self.patience_s, self.real_s)
             self.clock.wait()
             for batch in self.pool.issue("synthetic", plan.refill):
                 yield from self.give(batch)
-        if arm.most is not None:
-            settle = int(min(settle, max(0, arm.most(self) - 1)))
-            batches = int(min(batches, max(1, arm.most(self) - settle)))
-        lap = min(plan.lap, batches)
-        align = 0 if plan.writes else 2 * plan.lap
-        take = arm.take(self, settle + align + batches)
-        try:
-            yield from self._settle(arm, take, settle, plan, began)
-            for _ in range(align):
-                if self.rhythm.aligned:
-                    break
-                yield from self.give(take())
-        except StopIteration:
-            return None
-        return (yield from self._measured(arm, take, plan, batches // lap, lap, began))
+        self.early += not arm.begin(self)
+        segment = min(plan.segment, batches)
+        align = 0 if plan.writes else 2 * plan.cycle
+        take = arm.take(self, warm_up + align + batches)
+        yield from self._warmed_up(arm, take, warm_up, plan, began)
+        for _ in range(align):
+            if self.rhythm.aligned:
+                break
+            yield from self.give(take())
+        count = batches // segment
+        yield from self._measured(arm, take, plan, count, segment, began, segments)
+        return count * segment
 
-    def _settle(
+    def _warmed_up(
         self, arm: Arm, take: Take, count: int, plan: Plan, began: float
     ) -> Iterator[Batch]:
         keeps = arm.name == "real" and self.pool.varied and not self.writes
@@ -265,145 +218,86 @@ class Blocks:
             else:
                 batch = take()
             yield from self.give(batch)
-            if number >= SETTLE_STEPS and self._schedule.late(
+            if number >= WARM_UP_STEPS and self._schedule.late(
                 number, self._now() - began, plan.most_s
             ):
                 return
 
     def _measured(
-        self, arm: Arm, take: Take, plan: Plan, count: int, per_lap: int, began: float
-    ) -> Generator[Batch, None, list[Lap] | None]:
-        feed, now, mark, asked = self.feed, self._now, self.clock.mark, self.rhythm.asked
-        kept = self._steps.get(arm.name, deque[tuple[float, float, float, float]](maxlen=0))
+        self,
+        arm: Arm,
+        take: Take,
+        plan: Plan,
+        count: int,
+        steps: int,
+        began: float,
+        segments: list[Segment],
+    ) -> Iterator[Batch]:
+        """Yield ``count`` segments of ``steps`` batches, and add those that count."""
+        feed, log, now, mark = self.feed, self.log, self._now, self.clock.mark
         real, varied = arm.name == "real", self.pool.varied
         if real:
-            take = feed.take
+            take = feed.next
         copies = real and feed.copies_to is not None
-        ended = False
-        before, used, looked = self.held_up(), feed.cpu_s(), -math.inf
+        before, used, asked_queues = self.held_up(), feed.cpu_s(), -math.inf
         started, computed = now(), time.process_time()
         marks = [mark()]
-        facts: list[tuple[float, float, int, bool]] = []
-        try:
-            for lap in range(1, count + 1):
-                waited, elsewhere, size, fresh = 0.0, self._elsewhere_s, 0, False
-                if real and now() > looked + _LOOKED_AT_S:
-                    looked = now()
-                    self._busy.append(feed.busy())
-                for _ in range(per_lap):
-                    begin = now()
-                    try:
-                        batch = take()
-                    except StopIteration:
-                        if not real:
-                            return None
-                        ended = True
-                        if self._schedule.alone:
-                            return None
-                        # Other ranks go on: so does this one, with its next epoch.
-                        batch = feed.next()
-                    given = now()
-                    waited += given - begin
-                    if real:
-                        self._waited(given - begin, feed.keys)
-                    if varied:
-                        size += nbytes(batch)
-                        fresh = self._is_fresh(batch) or fresh
-                    yield self.delivered(batch) if copies else batch
-                    done = now()
-                    asked(done - given)
-                    kept.append((begin, given, self._copied_at, done))
-                marks.append(mark())
-                facts.append((waited, self._elsewhere_s - elsewhere, size, fresh))
-                if lap < count and self._schedule.late(lap, now() - began, plan.most_s):
-                    break
-        finally:
-            self.given += per_lap * len(facts)
+        facts: list[tuple[Any, ...] | None] = []  # None: the loop was interrupted in this segment
+        for number in range(1, count + 1):
+            waited, elsewhere, size, epoch = 0.0, log.elsewhere_s, 0, feed.epoch
+            new_shape = interrupted = False
+            if real and now() > asked_queues + _QUEUES_EVERY_S:
+                asked_queues = now()
+                self._busy.append(feed.busy())
+            for _ in range(steps):
+                begin = now()
+                batch = take()
+                given = now()
+                waited += given - begin
+                if real:
+                    log.waited(given - begin, feed)
+                if varied:
+                    size += nbytes(batch)
+                    new_shape = self._is_new_shape(batch) or new_shape
+                log.given += 1
+                yield self.delivered(batch) if copies else batch
+                done = now()
+                if self._interruption(done - given):
+                    interrupted = True
+                else:
+                    log.step(arm.name, begin, given, self._copied_at, done)
+            marks.append(mark())
+            fact = (waited, log.elsewhere_s - elsewhere, size, new_shape, feed.epoch > epoch)
+            facts.append(None if interrupted else fact)
+            if number < count and self._schedule.late(number, now() - began, plan.most_s):
+                break
         if arm.name == "synthetic" and now() > started:
             self.step_cores = (time.process_time() - computed) / (now() - started)
-        waited, others = (b - a for a, b in zip(before, self.held_up(), strict=True))
-        self._held_s += max(0.0, min(waited, others - (feed.cpu_s() - used)))
+        held, others = (b - a for a, b in zip(before, self.held_up(), strict=True))
+        self._held_s += max(0.0, min(held, others - (feed.cpu_s() - used)))
         begin = now()
         self.clock.wait()
         lag_s = now() - begin
         if real:
             self.lag_s = lag_s
-        if ended:
-            return None
-        steps = per_lap * max(1, len(facts))
-        if self.behind and lag_s >= sum(fact[1] for fact in facts) / steps:
-            # The device had work to do all the while: waits for other loaders were hidden.
-            facts = [(waited, 0.0, size, fresh) for waited, _, size, fresh in facts]
-        seconds = self.clock.seconds
-        return [
-            Lap(seconds(first, last), per_lap, *fact)
-            for first, last, fact in zip(marks, marks[1:], facts, strict=False)
+        kept = [
+            Segment(self.clock.seconds(first, last), steps, *fact)
+            for (first, last), fact in zip(itertools.pairwise(marks), facts, strict=True)
+            if fact is not None
         ]
+        waits = sum(one.elsewhere for one in kept) / max(1, steps * len(kept))
+        if self.asynchronous and lag_s >= waits:
+            # The device had work to do all the while: waits for other loaders were hidden.
+            kept = [one._replace(elsewhere=0.0) for one in kept]
+        segments += kept
 
-    def _epochs(self, arm: Arm, left_s: float) -> Block:
-        """Yield whole epochs, each timed from its ``iter()`` to its end.
-
-        One that takes too long is cut. Its steps are laps then, the first of which has that share
-        of what starting the epoch took that its steps are of the whole epoch.
-        """
-        feed, now, schedule, mark = self.feed, self._now, self._schedule, self.clock.mark
-        self.rhythm.update()
-        plan = schedule.plan(arm, self._numbers(left_s))
-        length = schedule.length or 1
-        most = 2 * length if schedule.alone else length  # of an epoch that its length says wrongly
-        missing, late = 1 if schedule.cut_short else plan.batches, False
-        began = now()
-        # Persistent workers finish an abandoned epoch's batches before they begin the next.
-        self.early += not feed.wait_until_idle(self.patience_s, self.real_s)
-        spans: list[tuple[Any, Any, Lap]] = []
-        while missing > 0 and not late:
-            feed.close()
-            marks, laps = [mark()], list[Lap]()
-            begin, take = now(), feed.start
-            while not late and len(laps) < most:
-                try:
-                    batch = take()
-                except StopIteration:
-                    if schedule.alone or len(laps) >= length:
-                        break
-                    batch = feed.start()  # other ranks' epochs are longer
-                given, elsewhere = now(), self._elsewhere_s
-                if laps:  # what starting an epoch takes is no batch's own
-                    self._waited(given - begin, feed.keys)
-                take = feed.take
-                if schedule.cut_short and len(laps) == length - 1:
-                    # A consumer that counts batches never asks for more than these: this is the
-                    # last that the clock is read, and the last step counts as an ordinary one.
-                    self.clock.wait()
-                    seconds = self.clock.seconds(marks[0], mark()) + self.step_s
-                    waited = sum(lap.waited for lap in laps) + given - begin
-                    self.salvaged = Timed(seconds, length, (Lap(seconds, length, waited),))
-                yield self.delivered(batch)
-                self.salvaged = None
-                done = now()
-                self.rhythm.asked(done - given)
-                self._steps["real"].append((begin, given, self._copied_at, done))
-                marks.append(mark())
-                laps.append(Lap(0.0, 1, given - begin, self._elsewhere_s - elsewhere))
-                late = len(laps) < length and schedule.late(len(laps), done - began, plan.most_s)
-                begin = done
-            missing -= length
-            if late:
-                start_s = laps[0].waited * (1 - len(laps) / length)
-                laps[0] = laps[0]._replace(seconds=-start_s, waited=laps[0].waited - start_s)
-                spans += zip(marks, marks[1:], laps, strict=False)
-            else:
-                waited = sum(lap.waited for lap in laps) + now() - begin
-                others = sum(lap.elsewhere for lap in laps)
-                spans.append((marks[0], mark(), Lap(0.0, len(laps), waited, others)))
-        self.clock.wait()
-        timed = tuple(
-            lap._replace(seconds=lap.seconds + self.clock.seconds(first, last))
-            for first, last, lap in spans
-        )
-        took = Timed(sum(lap.seconds for lap in timed), sum(lap.steps for lap in timed), timed)
-        self.real_s = took.per_batch
-        return took
+    def _interruption(self, step_s: float) -> bool:
+        """Note a step that took ``step_s``; return whether the loop did something else in it."""
+        interrupted, self.interrupted = self.interrupted, False
+        if interrupted:
+            self._schedule.interrupted = True
+        self.rhythm.asked(0.0 if interrupted else step_s)
+        return interrupted
 
     def _numbers(self, left_s: float) -> Numbers:
         step_s = self.real_s if math.isnan(self.step_s) else self.step_s
@@ -413,16 +307,16 @@ class Blocks:
             real_s=self.real_s,
             cycle=self.rhythm.cycle,
             ready=-1 if self.ready is None else self.ready,
-            left=self.feed.left,
             lag_s=self.lag_s,
             pool=len(self.pool),
             writes=self.writes,
             varied=self.pool.varied,
             ahead=self.feed.ahead,
             steady=bool(self.lead),
+            interrupted=self._schedule.interrupted,
         )
 
-    def _is_fresh(self, batch: Batch) -> bool:
+    def _is_new_shape(self, batch: Batch) -> bool:
         shapes = tuple(leaf.shape for leaf in leaves(batch))
         if shapes in self._shapes:
             return False

@@ -84,11 +84,13 @@ class Causes:
     @property
     def waits(self) -> Mapping[str, Any] | None:
         """Return what single batches were waited for; None if no real block ran."""
-        seconds = self._blocks.waits
-        if not seconds:
+        log = self._blocks.log
+        if not log.waits:
             return None
-        p50, p99, longest = np.percentile(seconds, (50, 99, 100)).tolist()
-        return {"p50": p50, "p99": p99, "longest": longest, "slow": self.slow}
+        p50, p99, longest = np.percentile(log.waits, (50, 99, 100)).tolist()
+        batches = tuple((one.epoch, one.batch, one.seconds) for one in log.longest)
+        waits = {"p50": p50, "p99": p99, "longest": longest}
+        return {**waits, "batches": batches, "slow": self.slow}
 
     def find(self, known: Analysis, *, trying: bool, stepping: bool) -> Iterator[Batch]:
         """Find them; yields batches to step on, if ``stepping`` says that the loop may go on."""
@@ -107,7 +109,8 @@ class Causes:
         if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
             size = 1  # a sample is a batch
         first: list[Any] = []
-        for _, keys in self._blocks.slowest:
+        for wait in self._blocks.log.longest:
+            keys = [] if wait.keys is None else wait.keys
             keys = keys.flatten().tolist() if isinstance(keys, torch.Tensor) else keys
             first += keys if isinstance(keys, (list, tuple)) else [keys]
         seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
@@ -169,9 +172,9 @@ class Causes:
             loads=[max(1e-9, float(load)) for load in loads],
             spread=min(0.5, max(0.03, float(spread))),
             transfer=transfer,
-            overlaps=self._blocks.behind and abs(real - beside) < abs(real - after),
+            overlaps=self._blocks.asynchronous and abs(real - beside) < abs(real - after),
             pinned=bool(getattr(self._loader, "pin_memory", False)),
-            take=0.0 if self._blocks.behind else take,
+            take=0.0 if self._blocks.asynchronous else take,
             load_cores=seen.cores,
             step_cores=self._blocks.step_cores,
             contention=contention.estimate if contention and contention.low > 0 else 0.0,
@@ -223,13 +226,13 @@ class Causes:
         if kept or not (feed.workers and feed.length and feed.epoch_starts):
             return 0.0
         ends = statistics.fmean(feed.epoch_ends) if feed.epoch_ends else 0.0
-        usual = statistics.median(self._blocks.waits or [0.0])
+        usual = statistics.median(self._blocks.log.waits or [0.0])
         return max(0.0, statistics.median(feed.epoch_starts) + ends - usual) / feed.length
 
     def _cold(self, seen: Prepared, size: int, real_s: float) -> Iterator[Batch]:
         """Measure a block on samples whose files were evicted, and the same again."""
         feed, loader = self._blocks.feed, self._loader
-        settle = feed.in_flight if feed.workers else 1
+        warm_up = feed.in_flight if feed.workers else 1
         own = hasattr(loader, "backend")  # whose workers read as torch's do
         plain = backend_of(loader).name == "stock" and (own or not iterates_itself(type(loader)))
         files = {file for of in seen.files for file in of} | set(seen.shared)
@@ -238,7 +241,7 @@ class Causes:
         if not plain:
             self.notes.append("no cold block: how this loader reads is its own matter")
             return
-        whole, needed = len(seen.keys) // size, settle + _FEWEST_COLD
+        whole, needed = len(seen.keys) // size, warm_up + _FEWEST_COLD
         batches = [seen.keys[at : at + size] for at in range(0, whole * size, size)]
         if whole < needed:
             count = len(loader.dataset)
@@ -264,8 +267,8 @@ class Causes:
         if not _evicted(sorted(files)):
             self.notes.append("no cold block: the files cannot be evicted from the page cache")
             return
-        cold = yield from self._timed(self._view(batches), settle)
-        again = yield from self._timed(self._view(batches), settle)
+        cold = yield from self._timed(self._view(batches), warm_up)
+        again = yield from self._timed(self._view(batches), warm_up)
         if len(cold) == len(again) >= _FEWEST_COLD:
             self.fetch = mean_of(np.subtract(cold, again))
 
@@ -273,15 +276,15 @@ class Causes:
         """Return the loader with these batches of keys as its epoch."""
         return view_of(self._loader, batch_sampler=batches, persistent_workers=False, **changes)
 
-    def _timed(self, view: Any, settle: int) -> Generator[Batch, None, list[float]]:
-        """Yield an epoch of ``view``; return the seconds of each batch after ``settle``."""
+    def _timed(self, view: Any, warm_up: int) -> Generator[Batch, None, list[float]]:
+        """Yield an epoch of ``view``; return the seconds of each batch after ``warm_up``."""
         clock = self._blocks.clock
         marks: list[Any] = []
         for number, batch in enumerate(observing.started_quietly(view._get_iterator)):
-            if number == settle:
+            if number == warm_up:
                 marks.append(clock.mark())
             yield self._blocks.delivered(batch)
-            if number >= settle:
+            if number >= warm_up:
                 marks.append(clock.mark())
         clock.wait()
         return [clock.seconds(*pair) for pair in itertools.pairwise(marks)]

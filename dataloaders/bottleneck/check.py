@@ -1,8 +1,8 @@
-"""The measurement itself: one training loop, fed from different inputs in short interleaved blocks.
+"""The check: one training loop, fed from different inputs in short interleaved blocks.
 
-    warm-up   real real real …                      (a few batches kept; the step's devices noticed)
-    round     real │ synthetic │ host │ contended   each: unmeasured steps, mark, steps, mark
-    round     real │ synthetic │ host │ contended   … until the interval is narrow enough
+    first steps   real real real …                (a few batches kept; the step's devices noticed)
+    round         real │ synthetic │ host │ contended   each: warm-up steps, mark, steps, mark
+    round         real │ synthetic │ host │ contended   … until the interval is narrow enough
 
 The check is an iterator of batches: whoever iterates it runs the step, between two batches.
 """
@@ -13,43 +13,35 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dataloaders.batches.tree import Batch, describe, leaves
+from dataloaders.batches.tree import Batch
 from dataloaders.bottleneck.advice import Advice
 from dataloaders.bottleneck.arms import Arm
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes import Causes
+from dataloaders.bottleneck.first_steps import FirstSteps
 from dataloaders.bottleneck.report import Report
-from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
-from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmUp
+from dataloaders.bottleneck.resident import Pool
+from dataloaders.bottleneck.schedule import Agree, Schedule
 from dataloaders.bottleneck.summary import summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
-from dataloaders.errors import CheckError, OptionError
+from dataloaders.errors import OptionError
 from dataloaders.findings import Facts, Finding, Watch, findings_of
-from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
+from dataloaders.measuring.clocks import Clock, HostClock, host_time_of
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Interval, Lap, Timed
+from dataloaders.measuring.intervals import BlockTimes, Interval
 
 _LATER_ROUNDS = 5
-_FIRST_STEPS = 4
-"""Of the warm-up, that are slower than the others, or whose batches were there already."""
-_MOST_FIRST_STEPS = 1000
-_WARM_UP_SHARE = 0.15
-_FIRST_EPOCH_SHARE = 0.2
-_TAKEN_BEFORE = 2  # batches of an epoch that a script's loop had before it was taken over
-_AS_SLOW = 0.5  # of what the first epoch's batches took
 _FEW_STEPS = 20  # in the budget
+_EARLY = 0.25  # of the budget
 _HELD_SHARE = 0.03
 _CONTENTION_SHARE = 0.03
 _LAUNCH_SHARE = 0.05
-_LONGEST_WARM_UP = 3
-"""Times the share: where steps never agree or an optimizer's cycle is long."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +68,8 @@ class Check:
     """Yields batches that make a training loop measure itself; iterate it in place of the loader.
 
     ``for batch in check: step(batch)`` ends when enough is known, then `report` has the result.
-    The loop may also break and iterate again (validation in between): the check goes on, and
-    only the block under way is measured anew. ``report()`` can be asked at any time.
+    The loop may also break and iterate again (validation in between): the check goes on where it
+    was, without that step. ``report()`` can be asked at any time.
 
     Args:
         loader: a DataLoader, or any object that can be iterated again and again.
@@ -122,71 +114,75 @@ class Check:
         self.finished = False
         self._loader = loader
         self._budget_s = budget_s
-        self._device = None if device is None else torch.device(device)
         self._progress = progress
-        self._clock = clock
-        self._time = host_time_of(clock)
-        self._feed = Feed(loader, iterate, self._time)
+        self._now = (host := host_time_of(clock)).now
+        self._feed = Feed(loader, iterate, host)
         self._pool = Pool()
         self._schedule = Schedule(
             budget_s,
             workers=self._feed.workers,
             in_flight=self._feed.in_flight,
-            behind=clock is not None and not isinstance(clock, HostClock),
+            asynchronous=clock is not None and not isinstance(clock, HostClock),
             length=self._feed.length,
             agree=agree,
         )
-        self._blocks = Blocks(
-            self._feed, self._pool, self._schedule, clock or HostClock(), self._time
+        self._blocks = Blocks(self._feed, self._pool, self._schedule, clock or HostClock(), host)
+        self._watch = Watch()
+        self._first = FirstSteps(
+            self._blocks,
+            self._schedule,
+            self._watch,
+            host=host,
+            clock=clock,
+            device=None if device is None else torch.device(device),
+            only_epoch=only_epoch and not try_candidates,
         )
         self._predict = predict or try_candidates
         self._trying = try_candidates
-        self._only_epoch = only_epoch and not try_candidates
-        self._causes = Causes(loader, self._blocks, budget_s, self._time.now, cache)
-        self._watch = Watch()
-        self._advice = Advice(self._blocks, self._watch, budget_s, self._time.now)
-        self._warm_up_s = budget_s * _WARM_UP_SHARE
-        self._warming = WarmUp(self._warm_up_s)
-        self._rounds: list[dict[str, Timed]] = []
+        self._causes = Causes(loader, self._blocks, budget_s, self._now, cache)
+        self._advice = Advice(self._blocks, self._watch, budget_s, self._now)
+        self._rounds: list[dict[str, BlockTimes]] = []
         self._round_epochs: list[int] = []
         self._round_s: deque[float] = deque([0.0], maxlen=3)  # of the last rounds
-        self._spent_s = 0.0
-        self._resumed_at: float | None = None
-        self._round: dict[str, Timed] = {}
+        self._round: dict[str, BlockTimes] = {}  # the running one
         self._round_began_s = 0.0
-        self._blocks_done = 0
-        self._known: tuple[tuple[int, int], Analysis | None] | None = None
-        self._running: Generator[Batch, None, None] | None = None
-        self._placement: Placement | None = None
-        self._launched: Interval | None = None  # seconds of a step that was launched at once
         self._cycle = 1
-        self._warm = False
-        self._warm_steps = 0
-        self._warm_s = 0.0
-        self._warm_laps: list[Lap] = []
-        self._alone_laps: list[Lap] = []  # at the end of a first epoch that is short
-        self._batch_text = ""
+        self._known: tuple[tuple[int, int, int], Analysis | None] | None = None
+        self._launched: Interval | None = None  # seconds of a step that was launched at once
+        self._running: Generator[Batch, None, None] | None = None
+        self._given_at = 0.0  # when the loop got its last batch
+        self._began_at: float | None = None  # when the budget began, and when measuring ended
+        self._ended_at: float | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._running is not None:
-            self._running.close()  # an iterator that was left behind must not end later, under us
-        self._running = self._go()
-        return self._running
+        if self._running is None:
+            self._running = self._run()
+        else:
+            # What the loop did meanwhile, such as a validation, is neither step nor budget.
+            self._blocks.interrupted = True
+            if self._began_at is not None:
+                self._began_at += self._now() - self._given_at
+        return self._batches(self._running)
+
+    def _batches(self, running: Iterator[Batch]) -> Iterator[Batch]:
+        # Another generator around the running one: that goes on where a loop broke off.
+        for batch in running:
+            self._given_at = self._now()
+            yield batch
 
     def report(self) -> Report:
         """Return what is known so far; the verdict is "inconclusive" while too little is."""
-        analysis, placement, rounds = self._analysis(), self._placement, len(self._rounds)
-        derived = placement is not None and placement.derived and not self._pool.transfers
+        analysis, placement = self._analysis(), self._first.placement
         return summarise(
             analysis,
             self._loader,
             self._blocks,
             self._causes,
             launched=self._launched,
-            rounds=rounds,
+            rounds=len(self._rounds),
             finished=self.finished,
-            derived=derived,
-            batch=self._batch_text,
+            derived=placement is not None and placement.derived and not self._pool.transfers,
+            batch=self._first.batch,
             seconds=self._seconds(),
             findings=self._findings(analysis),
         )
@@ -218,8 +214,8 @@ class Check:
     def wait_s(self) -> float:
         """Return the mean seconds that the loop waited for a batch of the loader."""
         rounds = [one["real"] for one in (*self._rounds, self._round) if "real" in one]
-        laps = [lap for one in rounds for lap in one.laps] or self._warm_laps
-        return sum(lap.waited for lap in laps) / max(1, sum(lap.steps for lap in laps))
+        segments = [one for took in rounds for one in took.segments] or self._first.segments
+        return sum(one.waited for one in segments) / max(1, sum(one.steps for one in segments))
 
     def optimizer_stepped(self) -> None:
         """Note that an optimizer stepped: blocks then consist of whole accumulation cycles.
@@ -234,25 +230,19 @@ class Check:
         To be called when the loop comes back from ``next()`` of another loader; ``name`` is what
         the report calls that loader.
         """
-        self._blocks.waited_elsewhere(name, seconds)
+        self._blocks.log.waited_elsewhere(name, seconds)
 
     def close(self) -> None:
         """End the loader's running epoch (its workers too, unless they are persistent)."""
         if self._running is not None:
             self._running.close()
-            self._running = None
         self._feed.close()
 
-    def _go(self) -> Generator[Batch, None, None]:
-        self._resumed_at = self._time.now()
-        done_before = self._blocks_done
-        known = False
+    def _run(self) -> Generator[Batch, None, None]:
         hook = register_optimizer_step_post_hook(lambda *_: self.optimizer_stepped())
         try:
-            if not self._warm:
-                known = yield from self._warm_up()
-                self._warm = True
-                self._tell("warm-up")
+            known = yield from self._first.run(self._analysis)
+            self._begin(known)
             while not (known or self._late()):
                 spent = len(self._rounds), self._seconds(), max(self._round_s)
                 if self._schedule.enough(*spent, self._verdict_stands):
@@ -260,165 +250,51 @@ class Check:
                 yield from self._go_round()
             self.finished = True
             self._feed.close()
-            measured = self._blocks_done or known
-            found = self._analysis() if measured and self._schedule.alone else None
-            if found is not None and self._schedule.behind:
-                self._launched = yield from self._blocks.launched(_LAUNCH_SHARE * self._budget_s)
-            if found is not None and self._predict:
-                step_bound = found.verdict == "step-bound"
-                if not step_bound or self._trying:
-                    self._tell("causes")
-                    yield from self._causes.find(found, trying=self._trying, stepping=not known)
-                facts = self._facts(found) if step_bound and not known else None
-                if facts is not None:
-                    yield from self._advice.find(findings_of(facts), facts)
-        except GeneratorExit:
-            # The consumer's own loop ended first; if no block fitted into it, make them shorter.
-            if self._warm and self._blocks_done == done_before and self._blocks.salvaged is None:
-                self._schedule.shorten()
-            raise
+            found = self._analysis() if self._schedule.alone else None
+            if found is not None and (self._rounds or self._round or known):
+                yield from self._explain(found, stepping=not known)
         finally:
             hook.remove()
-            self._spent_s = self._seconds()
-            self._resumed_at = None
+            self._ended_at = self._now()
 
-    def _warm_up(self) -> Generator[Batch, None, bool]:
-        """Yield first steps: fill the pool, see where batches end up, end epoch 0.
-
-        The device is waited for after each step: what counts here is when steps are steady.
-        Returns whether an epoch that ends meanwhile carries a verdict: it may be the only one.
-        """
-        feed, pool, blocks, warming = self._feed, self._pool, self._blocks, self._warming
-        before = blocks.held_up()
-        last = -1  # how many of the first epoch are left when it is asked for a verdict
-        while True:
-            if feed.epoch == 0 and feed.left <= last and self._waits_are_lost:
-                if (yield from self._first_epoch(last - _TAKEN_BEFORE, before)):
-                    return True
-                feed.close()
-            begin = self._time.now()
-            host = feed.next()
-            if not self._warm_steps:  # by now the loader has said how many batches it makes ahead
-                warming.fewest = 2 * feed.in_flight
-                self._schedule.learn(feed.length, feed.in_flight)
-                if self._schedule.whole_epochs and feed.length:
-                    pool.most_batches = feed.length  # one epoch, its short last batch included
-                elif feed.length and self._only_epoch:
-                    alone = max(4, min(8, feed.length // 8)) if feed.parallel else 0
-                    last = _TAKEN_BEFORE + alone
-            if pool.wants_more:
-                pool.keep(host)
-            self._warm_steps += 1  # counted first: a consumer may never come back from its step
-            self._batch_text = self._batch_text or describe(host)
-            given = self._time.now()
-            with self._watch.step(self._warm_steps):
-                yield from self._watched(host)
-            (self._clock or clock_of(self._devices_in_use())).wait()
-            done = self._time.now()
-            warming.stepped(done - given, done - begin)
-            if len(self._warm_laps) < _MOST_FIRST_STEPS:
-                self._warm_laps.append(Lap(done - begin, 1, waited=given - begin))
-            self._cycle = blocks.rhythm.cycle
-            self._warm_s += done - begin
-            if not warming.due:
-                continue
-            blocks.rhythm.update()
-            over = warming.over(blocks.rhythm.cycle, pool.wants_more)
-            late = self._warm_s - warming.excess_s > _LONGEST_WARM_UP * self._warm_up_s
-            over = pool.placed and over and (blocks.rhythm.known or late)
-            if over and self._only_epoch and self._waits_are_lost and feed.epoch == 0:
-                # A short rest of the epoch, which may be the only one, is stepped through as well.
-                rest_s = feed.left * self._warm_s / self._warm_steps
-                over = rest_s > _FIRST_EPOCH_SHARE * self._budget_s or self._schedule.whole_epochs
-            if self._schedule.agree(float(over))[0]:
-                break
-        # What compiling took is not the budget's.
-        self._resumed_at = self._time.now()
-        self._spent_s = min(self._warm_s, self._warm_up_s)
-        # The clock of the devices that the step computes on, unless one was given.
-        blocks.clock = self._clock or clock_of(self._devices_in_use())
-        self._schedule.behind = not isinstance(blocks.clock, HostClock)
-        pool.build()
-        blocks.real_s = max(1e-6, (self._warm_s - warming.excess_s) / self._warm_steps)
-        if self._budget_s < _FEW_STEPS * blocks.real_s:
-            self._go_on_from_warm_up()
-        else:
-            self._run_out_first_epoch()
-        return False
-
-    def _go_on_from_warm_up(self) -> None:
-        """Let steady first steps be the beginning of the first real block: few steps fit in."""
-        blocks, laps = self._blocks, self._warm_laps[1:]
-        if self._waits_are_lost and not (self._pool.varied or blocks.elsewhere):
-            own = [lap.seconds - lap.waited for lap in laps]
-            unlike = [at for at, step_s in enumerate(own) if step_s > 2 * min(own[-3:])]
-            blocks.lead = tuple(laps[max(unlike, default=-1) + 1 :])
-            blocks.step_s = statistics.fmean(own[-3:])
-            blocks.real_s = statistics.fmean(lap.seconds for lap in laps)
+    def _begin(self, known: bool) -> None:
+        """Begin measuring, after the first steps: what compiling took is not the budget's."""
+        blocks, first = self._blocks, self._first
+        self._began_at = self._now() - (first.seconds if known else first.spent_s)
+        blocks.clock = first.clock
+        self._schedule.asynchronous = not isinstance(blocks.clock, HostClock)
+        self._cycle = blocks.rhythm.cycle
+        self._pool.build()
+        self._tell("warm-up")
+        if known:
+            return
+        blocks.real_s = first.usual_s
+        block = first.steady_block()
+        if self._budget_s >= _FEW_STEPS * blocks.real_s:
+            first.run_out_epoch()
+        elif block is not None:  # few steps fit in: the steady ones begin the first real block
+            blocks.lead = block.segments
+            blocks.step_s = (
+                block.per_batch - sum(one.waited for one in block.segments) / block.steps
+            )
+            blocks.real_s = block.per_batch
             blocks.ready = self._feed.ready()
             blocks.patience_s = self._budget_s / _FEW_STEPS
+        blocks.log.clear()
 
-    def _watched(self, host: Batch) -> Iterator[Batch]:
-        """Yield one of the first batches, and see to which devices the step copies and computes."""
-        blocks, pool = self._blocks, self._pool
-        batch = blocks.delivered(host)
-        wanted = self._feed.copies_to or self._device
-        if wanted is not None and not pool.placed:
-            pool.place(resident_everywhere(host, wanted))
-        if not torch.accelerator.is_available():
-            if not pool.placed:
-                pool.place([None for _ in leaves(host)])
-            yield from blocks.give(batch)
+    def _explain(self, found: Analysis, *, stepping: bool) -> Iterator[Batch]:
+        """Yield the batches that say where the time goes, and what changes would gain."""
+        if self._schedule.asynchronous:
+            self._launched = yield from self._blocks.launched(_LAUNCH_SHARE * self._budget_s)
+        if not self._predict:
             return
-        # A consumer that fetches ahead copies this batch after the next one was asked for.
-        if self._placement is None:
-            self._placement = Placement(batch)
-        else:
-            self._placement.watch(batch)
-        if self._warm_steps > 2 * SETTLE_STEPS:
-            yield from blocks.give(batch)  # seen enough
-            return
-        self._placement.used.update(leaf.device for leaf in leaves(batch))
-        try:
-            with self._placement:
-                yield from blocks.give(batch)
-        finally:
-            devices = self._placement.devices
-            seen = any(device is not None for device in devices)
-            if not pool.placed and (seen or self._warm_steps > SETTLE_STEPS):
-                pool.place(devices)
-
-    def _devices_in_use(self) -> list[torch.device]:
-        """Return the devices that the step copied to or computed on, as far as it was seen."""
-        used = {self._pool.device}
-        if self._placement is not None:
-            used |= self._placement.used
-        on = {device for device in used if device.type not in ("cpu", "meta")}
-        if not on and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            # A compiled step copies and computes unseen.
-            on = {torch.device("cuda", torch.cuda.current_device())}
-        return sorted(on, key=str)
-
-    def _run_out_first_epoch(self) -> None:
-        """Take the rest of epoch 0 without a step, if that is quick: later ones may be faster.
-
-        Datasets that fill a cache are slow once. Where it would take long, the check measures
-        inside the first epoch, and the report says so.
-        """
-        feed = self._feed
-        if feed.epoch > 0 or feed.length is None or not feed.running:
-            return
-        most_s = self._budget_s * _FIRST_EPOCH_SHARE
-        begin, before = self._time.now(), feed.taken
-        try:
-            while True:
-                feed.take()
-                spent = max(1e-9, self._time.now() - begin)
-                rate = (feed.taken - before) / spent
-                if spent > 0.1 * most_s and feed.left / rate > most_s - spent:
-                    return
-        except StopIteration:
-            return
+        step_bound = found.verdict == "step-bound"
+        if not step_bound or self._trying:
+            self._tell("causes")
+            yield from self._causes.find(found, trying=self._trying, stepping=stepping)
+        facts = self._facts(found) if step_bound and stepping else None
+        if facts is not None:
+            yield from self._advice.find(findings_of(facts), facts)
 
     def _go_round(self) -> Iterator[Batch]:
         """Yield the blocks of one round that are still missing."""
@@ -431,11 +307,11 @@ class Check:
                 took = yield from self._block(arm)
                 if took is not None:
                     self._round[arm.name] = took
-                    self._blocks_done += 1
                     self._tell(arm.name)
                 if self._late():
                     return
-        if blocks.cycle > self._cycle:  # blocks before it was known held parts of cycles
+        early = self._seconds() < _EARLY * self._budget_s
+        if blocks.cycle > self._cycle and early:  # blocks so far held parts of cycles
             self._rounds.clear()
             self._round_epochs.clear()
         else:
@@ -449,21 +325,17 @@ class Check:
             longer = self._schedule.adapt(len(arms), *spreads)
             self._round_s.extend([seconds * longer for seconds in self._round_s])
 
-    def _block(self, arm: Arm) -> Generator[Batch, None, Timed | None]:
-        """Yield one block of ``arm``, or return the one whose consumer left after its last batch.
+    def _block(self, arm: Arm) -> Generator[Batch, None, BlockTimes | None]:
+        """Yield one block of ``arm``; return None if it has to be run again.
 
-        Returns None if it has to be run again, on this rank or on the one that decides.
+        With several ranks: on this one or on the one that decides.
         """
-        blocks = self._blocks
-        if arm.name == "real" and blocks.salvaged is not None:
-            took, blocks.salvaged = blocks.salvaged, None
-            return took
-        missing = sum(one.name not in self._round for one in blocks.arms)  # they share what is left
+        missing = sum(one.name not in self._round for one in self._blocks.arms)
         left_s = self._schedule.left_s(len(self._rounds), self._seconds()) / missing
-        ran = yield from blocks.run(arm, left_s)
+        ran = yield from self._blocks.run(arm, left_s)
         again = self._schedule.agree(float(ran is None))[0]
         if ran is None and not again:
-            return Timed(math.nan, 1)  # this rank goes on with the others, without a figure
+            return BlockTimes(math.nan, 1)  # this rank goes on with the others, without a figure
         return None if again else ran
 
     def _spread(self, arm: str) -> float:
@@ -479,11 +351,12 @@ class Check:
         known = self._analysis()
         if known is None or known.verdict == "inconclusive":
             return False, False, False
-        return True, known.held <= _HELD_SHARE, known.settled
+        return True, known.held <= _HELD_SHARE, known.precise
 
     def _seconds(self) -> float:
-        running = 0.0 if self._resumed_at is None else self._time.now() - self._resumed_at
-        return self._spent_s + running
+        if self._began_at is None:
+            return self._first.spent_s
+        return (self._ended_at or self._now()) - self._began_at
 
     def _tell(self, phase: str) -> None:
         if self._progress is not None:
@@ -495,7 +368,7 @@ class Check:
 
     def _analysis(self) -> Analysis | None:
         """Return what the blocks so far carry; computed once after each."""
-        state = (len(self._rounds), len(self._round))
+        state = (len(self._rounds), len(self._round), self._first.steps)
         if self._known is None or self._known[0] != state:
             self._known = (state, self._analysed())
         return self._known[1]
@@ -511,76 +384,16 @@ class Check:
         chosen = later if len(later) >= _LATER_ROUNDS else [one for one, _ in rounds]
         part = {arm: took for arm, took in self._round.items() if not math.isnan(took.seconds)}
         if not chosen and len(part) < 2:
-            part = self._first_steps()
+            part = self._first.blocks()
         feed = self._feed
-        starts: list[float] = []
-        if feed.length and feed.epoch_starts and not self._schedule.whole_epochs:
-            end_s = statistics.fmean(feed.epoch_ends) if feed.epoch_ends else 0.0
-            starts = [start + end_s for start in feed.epoch_starts]
+        end_s = statistics.fmean(feed.epoch_ends) if feed.epoch_ends else 0.0
         return analyse(
             chosen,
             part=part,
-            behind=self._schedule.behind,
+            asynchronous=self._schedule.asynchronous,
             parallel=feed.parallel,
             turn=max(1, feed.workers),
             ranks=not self._schedule.alone,
-            epoch_starts=starts,
-            batches=feed.length or 1,
+            epoch_starts=[start + end_s for start in feed.epoch_starts] if feed.length else (),
+            length=feed.length or 1,
         )
-
-    def _first_epoch(self, last: int, before: tuple[float, float]) -> Generator[Batch, None, bool]:
-        """Yield ``last`` batches of epoch 0 as resident ones; return whether it tells enough.
-
-        Not if other processes held it up, nor if a later epoch's batches wait for less.
-        """
-        blocks, now = self._blocks, self._time.now
-        if last:
-            self._pool.build()
-            batch_s = self._warm_s / self._warm_steps
-            blocks.early += not self._feed.wait_until_idle(blocks.patience_s, batch_s)
-            for batch in self._pool.issue("synthetic", last):
-                begin = now()
-                yield from blocks.give(batch)
-                self._alone_laps.append(Lap(now() - begin, 1))
-            self._pool.restore()
-        held_s = min(b - a for a, b in zip(before, blocks.held_up(), strict=True))
-        self._known = None  # it is of fewer steps
-        known = self._analysis()
-        if known is None or not known.settled or held_s > _HELD_SHARE * self._warm_s:
-            return False
-        if known.verdict == "step-bound":  # unless starting the epoch took long
-            return sum(lap.waited for lap in self._warm_laps[:_FIRST_STEPS]) <= 0.03 * self._warm_s
-        return self._as_slow_later()
-
-    def _as_slow_later(self) -> bool:
-        """Return whether the next epoch's batches, without a step, take about as long to make."""
-        feed, now, laps = self._feed, self._time.now, self._warm_laps
-        feed.close()
-        began, taken = now(), 0
-        until = began + _FIRST_EPOCH_SHARE * self._budget_s
-        with suppress(CheckError, StopIteration):  # an iterable that ends for good has no later one
-            while taken < len(laps) and now() < until:
-                feed.take()
-                taken += 1
-        first = [lap.seconds if feed.parallel else lap.waited for lap in laps]
-        return not taken or (now() - began) / taken > _AS_SLOW * statistics.fmean(first)
-
-    @property
-    def _waits_are_lost(self) -> bool:
-        """Whether what a step waits is a part of the gap: on the host's clock, of this process."""
-        return self._schedule.alone and not (self._schedule.behind or self._devices_in_use())
-
-    def _first_steps(self) -> dict[str, Timed]:
-        """The warm-up's own waits, for a loop that ended before anything else was measured.
-
-        Without workers they are the gap; with workers only beside steps that were made alone.
-        """
-        laps, alone = self._warm_laps[_FIRST_STEPS:], self._alone_laps[1:]
-        if not self._feed.parallel:
-            alone = [lap._replace(seconds=lap.seconds - lap.waited, waited=0.0) for lap in laps]
-        if not (laps and alone and self._waits_are_lost):
-            return {}
-        return {
-            arm: Timed(sum(lap.seconds for lap in some), len(some), tuple(some))
-            for arm, some in (("real", laps), ("synthetic", alone))
-        }

@@ -1,20 +1,16 @@
-"""Decisions of the check from numbers that it is given: no clock, no loader, no step in here.
+"""Decides from numbers how long blocks are and when enough is known.
 
-    Rhythm     gaps between batches, optimizer steps ──> how many batches make one cycle
-    WarmUp     seconds of each first step            ──> whether steps are steady
-    Schedule   Numbers of the loop so far            ──> Plan: how long the next block is
+    Numbers of the loop so far ──> Schedule ──> Plan: how long the next block is
 
-With several ranks every rank must run the same number of steps, so the numbers that decide are
-those of rank 0 (`Agree`); what is decided from them is then the same everywhere.
+No clock, no loader and no step is in here. With several ranks every rank must run the same number
+of steps, so the numbers that decide are those of rank 0 (`Agree`); what is decided from them is
+then the same everywhere.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-import statistics
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -25,20 +21,19 @@ if TYPE_CHECKING:
 Agree: TypeAlias = Callable[[list[float]], list[float]]
 """Called at the same points by every rank with its own numbers; returns rank 0's."""
 
-SETTLE_STEPS = 2  # a consumer that fetches one batch ahead (Lightning, Accelerate) is covered
+WARM_UP_STEPS = 2  # a consumer that fetches one batch ahead (Lightning, Accelerate) is covered
 
 _FEWEST_STEPS = 4
 _MOST_STEPS = 20_000
 _MOST_TIMES_LONGER = 4  # than the last block of its arm
 _SPREAD_OF_A_STEADY_STEP = 0.03
 _SLOW_STEP_S = 0.25  # from here on every step is an observation of its own
-_SLOW_BATCH_S = 0.1  # from here on a queue that was brought to its level needs few steps to settle
-_SETTLE_DEVICE_S = 0.2  # an idle GPU lowers its clocks, and needs this long to raise them again
+_SLOW_BATCH_S = 0.1  # from here on a queue that was brought to its level needs few steps more
+_DEVICE_WARM_UP_S = 0.2  # an idle GPU lowers its clocks, and needs this long to raise them again
 _MOST_REFILL_S = 0.5
 _COPIES_COST = 1.02
-_LAP_S = 0.002
-_APART = 1.5  # times longer than the longest of the others
-_LONGEST_CYCLE = 128
+_SEGMENT_S = 0.002
+_EPOCH_SHARE = 0.1  # of the budget: longer epochs are not measured whole
 _FEWEST_ROUNDS = 5
 _STANDS_FROM = 0.5  # of the budget
 _ROUNDS_END_AT = 0.93  # of the budget: a round may take longer than the ones before it
@@ -52,13 +47,13 @@ class Numbers(NamedTuple):
     real_s: float  # the same on real batches
     cycle: float = 1  # batches of an accumulation cycle
     ready: float = -1  # batches, at the end of the last real block; -1 if not known
-    left: float = math.inf  # batches of the running epoch; infinity if not known
     lag_s: float = 0  # how far the device was behind the host when the last real block ended
     pool: float = 8  # resident batches
     writes: float = 0  # 1 if the step writes into its batch
     varied: float = 0  # 1 if batches differ in shape
     ahead: float = 0  # batches that the loader itself makes or copies to a device ahead of use
     steady: float = 0  # 1 if real steps ran until now
+    interrupted: float = 0  # 1 if the loop does other things now and then, as between its epochs
 
 
 @dataclass(frozen=True)
@@ -66,119 +61,12 @@ class Plan:
     """Describes one block, in batches."""
 
     refill: int  # resident ones first: the device is as far behind as the last such block left it
-    settle: int  # before the first mark
-    batches: int  # of the measured part: whole laps
-    lap: int  # between two marks: whole cycles
+    warm_up: int  # before the first mark
+    batches: int  # of the measured part: whole segments
+    segment: int  # between two marks: whole cycles
     most_s: float  # of the host, after which the block ends early
     cycle: int = 1  # of accumulation
     writes: bool = False  # whether batches have to be restored within the block
-
-
-class Rhythm:
-    """Finds how many batches make one cycle of the loop.
-
-    With gradient accumulation, a log line or a checkpoint every so many batches, only whole cycles
-    can be compared. A cycle ends where an optimizer steps; without that, where a batch is asked
-    for much later than usual, always after the same number of batches.
-    """
-
-    def __init__(self) -> None:
-        self.cycle = 1  # batches, as of the last update
-        self.aligned = True  # whether the batch that is asked for now is the first of a cycle
-        self._stepped = False
-        self._optimizers = False
-        self._late_s = math.inf  # a gap from which on a cycle is over, where no optimizer tells
-        self._seen: deque[tuple[bool, float]] = deque(maxlen=4 * _LONGEST_CYCLE)
-
-    @property
-    def known(self) -> bool:
-        """Whether what ends a cycle was seen a few times, or not at all."""
-        if self.cycle > 1:
-            return True
-        if self._optimizers:
-            return sum(stepped for stepped, _ in self._seen) >= 3
-        gaps = [gap for _, gap in self._seen][SETTLE_STEPS:]  # the first steps may compile
-        return not 0 < len(_late(gaps)) < 4
-
-    def stepped(self) -> None:
-        """Note that an optimizer stepped."""
-        self._stepped = self._optimizers = True
-
-    def asked(self, gap_s: float) -> None:
-        """Note that a batch is asked for, ``gap_s`` after the one before was handed over."""
-        self._seen.append((self._stepped, gap_s))
-        self.aligned = self.cycle == 1 or gap_s > self._late_s or self._stepped
-        self._stepped = False
-
-    def update(self) -> None:
-        """Find the cycle in what was noted so far."""
-        self._late_s = math.inf
-        self.cycle = _spacing([at for at, (stepped, _) in enumerate(self._seen) if stepped], 3)
-        if self.cycle > 1:
-            return
-        gaps = [gap for _, gap in self._seen]
-        late = _late(gaps)
-        self.cycle = _spacing(late, 4)
-        if self.cycle > 1:
-            self._late_s = min(gaps[at] for at in late) / 2
-
-
-def _spacing(ends: Sequence[int], count: int) -> int:
-    """Return the distance between the last ``count`` positions if it is always the same, else 1."""
-    last = ends[-count:]
-    steps = {after - before for before, after in itertools.pairwise(last)}
-    same = len(last) == count and len(steps) == 1
-    return steps.pop() if same and max(steps) <= _LONGEST_CYCLE else 1
-
-
-def _late(gaps: Sequence[float]) -> list[int]:
-    """Return the positions of gaps that are far longer than all the others."""
-    if not gaps:
-        return []
-    late_s = max(3 * statistics.median(gaps), max(gaps) / 3, 0.001)
-    late_s = max(late_s, _APART * max((gap for gap in gaps if gap <= late_s), default=0.0))
-    return [at for at, gap in enumerate(gaps) if gap > late_s]
-
-
-class WarmUp:
-    """Decides when steps are steady: compiled, their kernels chosen, the queues in their state."""
-
-    def __init__(self, most_s: float, fewest: int = 2) -> None:
-        # Seconds after which it ends even if steps differ, without those of single steps that are
-        # far longer than the others (compilation); and steps to take at least if they fit in.
-        self._most_s, self.fewest = most_s, fewest
-        self._steps: list[float] = []
-        self._spent = 0.0
-
-    def stepped(self, step_s: float, loop_s: float) -> None:
-        """Note one step and the turn of the loop that it was part of."""
-        self._steps.append(step_s)
-        self._spent += loop_s
-
-    @property
-    def due(self) -> bool:
-        """Whether to look again whether it is over: for very short steps not each time."""
-        return len(self._steps) <= 64 or len(self._steps) % 16 == 0
-
-    @property
-    def excess_s(self) -> float:
-        """Return the seconds of first steps that took far longer than the last ones."""
-        if len(self._steps) < 3:
-            return 0.0
-        usual = statistics.fmean(self._steps[-min(64, (len(self._steps) + 1) // 2) :])
-        return sum(step for step in self._steps[:64] if step > 10 * usual and step > 0.5)
-
-    def over(self, cycle: int = 1, waiting_for_more: bool = False) -> bool:
-        """Return whether measuring can begin: whole cycles of so many batches have to agree."""
-        done = len(self._steps)
-        if done < 3:
-            return False
-        ends = [done - turn * cycle for turn in range(3)]
-        last = [sum(self._steps[end - cycle : end]) for end in ends if end >= cycle]
-        steady = len(last) == 3 and max(last) <= 2 * min(last) + 0.001
-        if self._spent - self.excess_s > self._most_s:
-            return steady or done >= 5
-        return steady and done >= self.fewest and self._spent > 0.5 and not waiting_for_more
 
 
 class Schedule:
@@ -190,28 +78,27 @@ class Schedule:
         *,
         workers: int = 0,
         in_flight: int = 1,
-        behind: bool = False,
+        asynchronous: bool = False,
         length: int | None = None,
         agree: Agree | None = None,
     ) -> None:
         self.budget_s = budget_s
         self.workers, self.in_flight = workers, in_flight  # of the loader
-        self.behind = behind  # whether the clock is a device's that runs behind the host
+        self.asynchronous = asynchronous  # whether the clock is a device's
         self.length = length  # batches of an epoch, or None
         self._agree, self.alone = agree, agree is None
         self._block_s = min(0.5, max(0.1, budget_s / 90))
         self._longest_s = max(self._block_s, budget_s / 12)
         self._real_share = 1.0
-        self.cut_short = False  # whether the consumer's own loop ended before a block did
+        self.interrupted = False  # whether the loop ever did something else than step
         self._slow = False
         self._least_s = 0.0  # that a block of slow steps takes
-        self._most_settling = _MOST_STEPS
         self._last: dict[str, int] = {}
         self._random = random.Random(0)  # of our own: the process-wide one is the user's
 
     @property
-    def whole_epochs(self) -> bool:
-        """Whether an epoch is too short for a steady state, so that whole epochs are measured."""
+    def short_epochs(self) -> bool:
+        """Whether an epoch is too short for the loader's queue to find a steady state."""
         fewest = 2 * (2 * self.in_flight + max(_FEWEST_STEPS, self.in_flight))
         return self.length is not None and self.length < fewest
 
@@ -229,8 +116,7 @@ class Schedule:
     def plan(self, arm: Arm, numbers: Numbers) -> Plan:
         """Return the next block of ``arm``, the same on every rank."""
         n = Numbers(*self.agree(*numbers))
-        cycle = max(1, int(n.cycle))
-        real = arm.name == "real"
+        cycle, real = max(1, int(n.cycle)), arm.name == "real"
         batch_s = max(1e-7, n.real_s if real else n.step_s)
         self._slow = n.step_s > _SLOW_STEP_S
         self._least_s = 2 * max(n.real_s, n.step_s)
@@ -238,37 +124,34 @@ class Schedule:
         most = _MOST_TIMES_LONGER * self._last.get(arm.name, batches)
         whole = math.floor if batches >= most else math.ceil
         batches = min(batches, most)
-        lap = cycle * max(1, min(math.ceil(_LAP_S / (batch_s * cycle)), batches // (4 * cycle)))
-        if n.varied or self.cut_short:
-            lap = cycle  # a lap has one shape; a short loop has room for few laps
-        settle = arm.settle(self, n)
-        if batch_s > _SLOW_STEP_S and not self.cut_short:
-            # Few rounds fit in: a block measures about as many steps as it needs to settle.
-            fit = int(self.budget_s / 2 / batch_s) - settle  # so that each arm has its steps
-            wanted = max(batches, 2 * min(self.workers, 4) + SETTLE_STEPS)
+        period, epoch = cycle, self.length or 0
+        whole_epochs = real and self.short_epochs and not n.interrupted
+        if whole_epochs and epoch * batch_s <= _EPOCH_SHARE * self.budget_s:
+            period = math.lcm(cycle, epoch)  # what starting an epoch takes is in each segment
+        per_mark = min(math.ceil(_SEGMENT_S / (batch_s * period)), batches // (4 * period))
+        segment = period * max(1, 1 if n.varied else per_mark)  # of one shape each
+        warm_up = arm.warm_up(self, n)
+        if batch_s > _SLOW_STEP_S:
+            # Few rounds fit in: a block measures about as many steps as its warm-up has.
+            fit = int(self.budget_s / 2 / batch_s) - warm_up  # so that each arm has its steps
+            wanted = max(batches, 2 * min(self.workers, 4) + WARM_UP_STEPS)
             batches = max(_FEWEST_STEPS, min(wanted, fit))
             room = int(n.left_s / batch_s)
-            if settle + batches > room:
-                settle = min(settle, max(1, room - 2))
-                batches = max(1, room - settle)
+            if warm_up + batches > room:
+                warm_up = min(warm_up, max(1, room - 2))
+                batches = max(1, room - warm_up)
                 if real and n.real_s > 1.05 * n.step_s:  # whole turns of the workers, as ever
                     batches += -batches % max(1, self.workers)
-        batches = lap * max(1, whole(batches / lap))
-        if real and self.length is not None and not self.whole_epochs:
-            fits = max(1, self.length // 2 - settle)
-            batches = max(lap, lap * (min(batches, fits) // lap))
-            if n.left < settle + batches + 1 and not self.cut_short:
-                settle += int(n.left)  # the rest of this epoch, and the start of the next one
-        if not self.cut_short:
-            settle = cycle * math.ceil(settle / cycle)
-        refill = self._refill(n) if real and self.behind else 0
+        batches = segment * max(1, whole(batches / segment))
+        warm_up = cycle * math.ceil(warm_up / cycle)
+        refill = self._refill(n) if real and self.asynchronous else 0
         self._last[arm.name] = batches
-        planned = (settle + batches + refill) * max(n.real_s, n.step_s)
+        planned = (warm_up + batches + refill) * max(n.real_s, n.step_s)
         return Plan(
             refill=refill,
-            settle=settle,
+            warm_up=warm_up,
             batches=batches,
-            lap=lap,
+            segment=segment,
             most_s=min(max(1.0, 4 * planned), max(0.1, n.left_s)),
             cycle=cycle,
             writes=bool(n.writes),
@@ -298,13 +181,6 @@ class Schedule:
         wanted = self._real_share * real_spread / max(spread, _SPREAD_OF_A_STEADY_STEP)
         self._real_share = max(1.0, min(wanted, self._longest_s / self._block_s))
         return self._block_s * (others + self._real_share) / before
-
-    def shorten(self) -> None:
-        """Make the next blocks half as long: the consumer's own loop ended before one was done."""
-        self.cut_short = True
-        self._block_s = max(0.001, self._block_s / 2)
-        self._longest_s = self._block_s
-        self._most_settling = max(1, min(self._most_settling, 2 * self.in_flight) // 2)
 
     def enough(
         self, rounds: int, spent_s: float, round_s: float, known: Callable[[], Sequence[bool]]
@@ -348,18 +224,18 @@ class Schedule:
         return rounds < 2 or self._slow
 
     def _batches(self, real: bool, batch_s: float, n: Numbers) -> int:
-        fewest = 1 if batch_s > _SLOW_STEP_S or self.cut_short else _FEWEST_STEPS
+        fewest = 1 if batch_s > _SLOW_STEP_S else _FEWEST_STEPS
         # A factor that differs from block to block: a loop that repeats itself every so many
         # batches must not meet every block of an arm in the same place.
         wanted = math.ceil(self._random.uniform(0.5, 1.5) * self._block_s / batch_s)
         batches = max(fewest, min(_MOST_STEPS, wanted))
         if real:
-            if (self.workers or n.ahead) and n.real_s <= _SLOW_STEP_S and not self.cut_short:
+            if (self.workers or n.ahead) and n.real_s <= _SLOW_STEP_S:
                 batches = max(batches, self.in_flight)
             if self.workers and (n.real_s <= _SLOW_STEP_S or n.real_s > 1.05 * n.step_s):
                 # Workers deliver in turns: whole turns of them.
                 batches = self.workers * math.ceil(batches / self.workers)
-        elif (self.whole_epochs or n.varied) and not self.cut_short:
+        elif self.short_epochs or n.varied:
             pool = int(n.pool)  # each batch has its share
             if n.varied and batch_s > _SLOW_BATCH_S:
                 return batches
@@ -377,11 +253,12 @@ class Schedule:
             return 0
         return min(round(n.lag_s / n.step_s), max(4, math.ceil(_MOST_REFILL_S / n.step_s)))
 
-    def settle_device(self, n: Numbers) -> int:
+    def warm_up_device(self, n: Numbers) -> int:
         """Return how many steps on resident batches go unmeasured before a block."""
-        return max(SETTLE_STEPS, _steps_for(_SETTLE_DEVICE_S, n.step_s) if self.behind else 0)
+        wanted = _steps_for(_DEVICE_WARM_UP_S, n.step_s) if self.asynchronous else 0
+        return max(WARM_UP_STEPS, wanted)
 
-    def settle_queue(self, n: Numbers) -> int:
+    def warm_up_queue(self, n: Numbers) -> int:
         """Return how many real steps go unmeasured before a block.
 
         Twice as many as batches can be in flight, so that the queue finds its state. Where batches
@@ -391,15 +268,15 @@ class Schedule:
             return 0
         if not (self.workers or n.ahead):
             slow = n.real_s > _SLOW_STEP_S
-            settle = 1 if slow else SETTLE_STEPS + self._random.randrange(3)
+            warm_up = 1 if slow else WARM_UP_STEPS + self._random.randrange(3)
         elif n.real_s > _SLOW_BATCH_S and n.ready >= 0:
-            settle = self.workers + 1
+            warm_up = self.workers + 1
         else:
-            settle = 2 * self.in_flight + self._random.randrange(1 + self.workers)
-        if self.behind:
-            wanted = _steps_for(_SETTLE_DEVICE_S, n.real_s)
-            settle = max(settle, wanted if self.length is None else min(wanted, self.length // 3))
-        return min(self._most_settling, settle)
+            in_flight = min(self.in_flight, self.length or self.in_flight)
+            warm_up = 2 * in_flight + self._random.randrange(1 + self.workers)
+        if self.asynchronous:
+            warm_up = max(warm_up, _steps_for(_DEVICE_WARM_UP_S, n.real_s))
+        return warm_up
 
 
 def _steps_for(seconds: float, step_s: float) -> int:

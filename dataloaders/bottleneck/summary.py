@@ -64,7 +64,7 @@ def summarise(
         waits=causes.waits,
         preparation=causes.preparation,
         candidates=causes.candidates,
-        timeline=blocks.timeline(),
+        timeline=blocks.log.timeline(),
         **told,
     )
 
@@ -104,9 +104,9 @@ def _notes(
             blocks.early
         ),
     }
-    hidden = ", which a device may hide" if blocks.behind else ", counted as input"
-    for name, total_s in blocks.elsewhere.items():
-        waits_ms = 1e3 * total_s / max(1, blocks.given)
+    hidden = ", which a device may hide" if blocks.asynchronous else ", counted as input"
+    for name, total_s in blocks.log.elsewhere.items():
+        waits_ms = 1e3 * total_s / max(1, blocks.log.given)
         waits = f"{waits_ms:.1f} ms a batch are waits for another loader, {name}{hidden}"
         notes[waits] = waits_ms >= 0.1
     return tuple(note for note, holds in notes.items() if holds)

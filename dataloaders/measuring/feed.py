@@ -149,10 +149,10 @@ class Feed:
         return min(makers, counts[1] - counts[0]) / makers
 
     def drop_ready(self) -> None:
-        """Take and drop one batch if one is ready; raise StopIteration at the end of the epoch."""
+        """Take and drop one batch if one is ready; begin the next epoch where one is over."""
         counts = counts_of(self._iterator)
         if counts is None or counts[0] > 0 or counts[1] == 0:
-            self.take()
+            self.next()
 
     def wait_until_idle(self, most_s: float, make_s: float) -> bool:
         """Return once the loader's queues are full and nothing makes batches, or after ``most_s``.

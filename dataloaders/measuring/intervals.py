@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ class Interval:
         return f"{self.estimate:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
 
 
-class Lap(NamedTuple):
+class Segment(NamedTuple):
     """Holds one or more steps of a block, between two marks of its clock."""
 
     seconds: float  # on the clock
@@ -46,7 +47,8 @@ class Lap(NamedTuple):
     waited: float = 0.0  # the host's seconds in next() of the loader
     elsewhere: float = 0.0  # the same, of other loaders
     nbytes: int = 0  # of all its batches; 0 where batches do not vary
-    fresh: bool = False  # whether a batch in it had a shape that the step had not seen before
+    new_shape: bool = False  # whether a batch in it had a shape that the step had not seen before
+    starts_epoch: bool = False  # whether an epoch of the loader begins in it
 
 
 class Step(NamedTuple):
@@ -59,20 +61,26 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Timed:
-    """Holds a block: ``steps`` steps in ``seconds`` seconds."""
+class BlockTimes:
+    """Holds what a block took: ``steps`` steps in ``seconds`` seconds."""
 
     seconds: float
     steps: int
-    laps: tuple[Lap, ...] = ()  # where they were marked
-    settled: tuple[float, ...] = ()  # seconds of steps before the first mark, without their waits
+    segments: tuple[Segment, ...] = ()  # where the block was marked
+    warm_up: tuple[float, ...] = ()  # seconds of steps before the first mark, without their waits
     held: float = 0.0  # seconds for which other processes kept the step from running, at most
-    busy: float = 1.0  # the share of the loader's workers that were at work, now and then
+    busy: float = 1.0  # the share of the loader's workers that were at work
 
     @property
     def per_batch(self) -> float:
         """Return the seconds for one step."""
         return self.seconds / self.steps
+
+
+def block_of(segments: Sequence[Segment], **facts: Any) -> BlockTimes:
+    """Return the block that consists of ``segments``; ``facts`` are its other fields."""
+    seconds, steps = sum(one.seconds for one in segments), sum(one.steps for one in segments)
+    return BlockTimes(seconds, steps, tuple(segments), **facts)
 
 
 def interval_of(

@@ -1,0 +1,272 @@
+"""The loop's first steps: until they are steady, unmeasured but for what next() takes.
+
+step step step … steady     a few batches kept; the devices that the step uses noticed
+a first epoch that is short ends here, if what its steps waited for carries a verdict
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Generator
+from contextlib import suppress
+
+import torch
+
+from dataloaders.batches.tree import Batch, describe, leaves
+from dataloaders.bottleneck.blocks import Blocks
+from dataloaders.bottleneck.placement import Placement, resident_everywhere
+from dataloaders.bottleneck.rhythm import WarmUp
+from dataloaders.bottleneck.schedule import WARM_UP_STEPS, Schedule
+from dataloaders.bottleneck.verdict import Analysis
+from dataloaders.errors import CheckError
+from dataloaders.findings import Watch
+from dataloaders.measuring.clocks import Clock, HostTime, clock_of
+from dataloaders.measuring.intervals import BlockTimes, Segment, block_of
+
+_BUDGET_SHARE = 0.15
+_LONGEST = 3  # times this share: where steps never agree or an optimizer's cycle is long
+_EPOCH_SHARE = 0.2  # of the budget, that a first epoch may take
+_MOST_KEPT = 1000
+_UNSTEADY = 4  # of them, that are slower than the others, or whose batches were there already
+_TAKEN_BEFORE = 2  # batches of an epoch that a script's loop had before it was taken over
+_AS_SLOW = 0.5  # of what the first epoch's batches took
+_HELD_SHARE = 0.03
+
+
+class FirstSteps:
+    """Runs the first steps of a loop.
+
+    Attributes:
+        clock: what blocks are timed with: the one given, or that of the devices in use.
+        placement: what was seen of the step's copies; None without an accelerator.
+        batch: one batch in a line.
+        steps, seconds: how many there were, and what they took.
+        segments: the first ones, one by one.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        schedule: Schedule,
+        watch: Watch,
+        *,
+        host: HostTime,
+        clock: Clock | None,
+        device: torch.device | None,
+        only_epoch: bool,
+    ) -> None:
+        self.placement: Placement | None = None
+        self.batch = ""
+        self.steps = 0
+        self.seconds = 0.0
+        self.segments: list[Segment] = []
+        self._resident: list[Segment] = []  # the last steps of a short first epoch
+        self._blocks, self._schedule, self._watch = blocks, schedule, watch
+        self._feed, self._pool = blocks.feed, blocks.pool
+        self._now = host.now
+        self._clock = clock
+        self._device = device
+        self._only_epoch = only_epoch
+        self._budget_s = schedule.budget_s
+        self._steady = WarmUp(self._budget_s * _BUDGET_SHARE)
+
+    @property
+    def clock(self) -> Clock:
+        """Return the clock given, or that of the devices that the step computes on."""
+        return self._clock or clock_of(self._devices_in_use())
+
+    @property
+    def spent_s(self) -> float:
+        """Return what of the budget the first steps took; compiling is not counted."""
+        return min(self.seconds, self._budget_s * _BUDGET_SHARE)
+
+    @property
+    def usual_s(self) -> float:
+        """Return the seconds of a step with its wait, without those that compiled."""
+        return max(1e-6, (self.seconds - self._steady.excess_s) / self.steps)
+
+    def run(self, analysis: Callable[[], Analysis | None]) -> Generator[Batch, None, bool]:
+        """Yield batches; return whether the first epoch ended meanwhile and carries a verdict.
+
+        The device is waited for after each step: what counts here is when steps are steady.
+        """
+        feed, pool, blocks, steady = self._feed, self._pool, self._blocks, self._steady
+        held = blocks.held_up()
+        last = -1  # batches that the first epoch has left when it is asked for a verdict
+        while True:
+            if feed.epoch == 0 and feed.left <= last and self.waits_are_lost:
+                if (yield from self._end_epoch(last - _TAKEN_BEFORE, held, analysis)):
+                    return True
+                feed.close()
+            begin = self._now()
+            host = feed.next()
+            if not self.steps:
+                last = self._first_batch()
+            if pool.wants_more:
+                pool.keep(host)
+            self.steps += 1  # counted first: a consumer may never come back from its step
+            self.batch = self.batch or describe(host)
+            given = self._now()
+            blocks.log.waited(given - begin, feed)
+            with self._watch.step(self.steps):
+                interrupted = yield from self._watched(host)
+            self.clock.wait()
+            if interrupted:
+                continue
+            done = self._now()
+            blocks.log.step("real", begin, given, given, done)
+            steady.stepped(done - given, done - begin)
+            if len(self.segments) < _MOST_KEPT:
+                self.segments.append(Segment(done - begin, 1, given - begin))
+            self.seconds += done - begin
+            if steady.due and self._schedule.agree(float(self._over()))[0]:
+                return False
+
+    def _first_batch(self) -> int:
+        """Note what the loader shows with its first batch; return when its epoch is to end."""
+        feed = self._feed
+        self._steady.fewest = 2 * feed.in_flight
+        self._schedule.learn(feed.length, feed.in_flight)
+        if feed.length and self._schedule.short_epochs:
+            self._pool.most_batches = feed.length  # one epoch, its short last batch included
+        elif feed.length and self._only_epoch:
+            return _TAKEN_BEFORE + (max(4, min(8, feed.length // 8)) if feed.parallel else 0)
+        return -1
+
+    def _over(self) -> bool:
+        blocks, feed, steady = self._blocks, self._feed, self._steady
+        blocks.rhythm.update()
+        if not (self._pool.placed and steady.over(blocks.rhythm.cycle, self._pool.wants_more)):
+            return False
+        late = self.seconds - steady.excess_s > _LONGEST * _BUDGET_SHARE * self._budget_s
+        if not (blocks.rhythm.known or late):
+            return False
+        if not (self._only_epoch and self.waits_are_lost and feed.epoch == 0):
+            return True
+        # A short rest of the epoch, which may be the only one, is stepped through as well.
+        rest_s = feed.left * self.seconds / self.steps
+        return rest_s > _EPOCH_SHARE * self._budget_s or self._schedule.short_epochs
+
+    def _watched(self, host: Batch) -> Generator[Batch, None, bool]:
+        """Yield one of the first batches, and see to which devices the step copies and computes."""
+        blocks, pool = self._blocks, self._pool
+        batch = blocks.delivered(host)
+        wanted = self._feed.copies_to or self._device
+        if wanted is not None and not pool.placed:
+            pool.place(resident_everywhere(host, wanted))
+        if not torch.accelerator.is_available():
+            if not pool.placed:
+                pool.place([None for _ in leaves(host)])
+            return (yield from blocks.give(batch))
+        # A consumer that fetches ahead copies this batch after the next one was asked for.
+        if self.placement is None:
+            self.placement = Placement(batch)
+        else:
+            self.placement.watch(batch)
+        if self.steps > 2 * WARM_UP_STEPS:
+            return (yield from blocks.give(batch))  # seen enough
+        self.placement.used.update(leaf.device for leaf in leaves(batch))
+        try:
+            with self.placement:
+                return (yield from blocks.give(batch))
+        finally:
+            devices = self.placement.devices
+            seen = any(device is not None for device in devices)
+            if not pool.placed and (seen or self.steps > WARM_UP_STEPS):
+                pool.place(devices)
+
+    def _devices_in_use(self) -> list[torch.device]:
+        """Return the devices that the step copied to or computed on, as far as it was seen."""
+        used = {self._pool.device}
+        if self.placement is not None:
+            used |= self.placement.used
+        on = {device for device in used if device.type not in ("cpu", "meta")}
+        if not on and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # A compiled step copies and computes unseen.
+            on = {torch.device("cuda", torch.cuda.current_device())}
+        return sorted(on, key=str)
+
+    def run_out_epoch(self) -> None:
+        """Take the rest of epoch 0 without a step, if that is quick: later ones may be faster.
+
+        Datasets that fill a cache are slow once. Where it would take long, the check measures
+        inside the first epoch, and the report says so.
+        """
+        feed = self._feed
+        if feed.epoch > 0 or feed.length is None or not feed.running:
+            return
+        most_s = self._budget_s * _EPOCH_SHARE
+        begin, before = self._now(), feed.taken
+        with suppress(StopIteration):
+            while True:
+                feed.take()
+                spent = max(1e-9, self._now() - begin)
+                rate = (feed.taken - before) / spent
+                if spent > 0.1 * most_s and feed.left / rate > most_s - spent:
+                    return
+
+    def _end_epoch(
+        self, last: int, held: tuple[float, float], analysis: Callable[[], Analysis | None]
+    ) -> Generator[Batch, None, bool]:
+        """Yield ``last`` batches of epoch 0 as resident ones; return whether it tells enough.
+
+        Not if other processes held it up, nor if a later epoch's batches wait for less.
+        """
+        blocks, now = self._blocks, self._now
+        if last:
+            self._pool.build()
+            blocks.early += not self._feed.wait_until_idle(blocks.patience_s, self.usual_s)
+            for batch in self._pool.issue("synthetic", last):
+                begin = now()
+                yield from blocks.give(batch)
+                blocks.log.step("synthetic", begin, begin, begin, now())
+                self._resident.append(Segment(now() - begin, 1))
+            self._pool.restore()
+        held_s = min(b - a for a, b in zip(held, blocks.held_up(), strict=True))
+        known = analysis()
+        if known is None or not known.precise or held_s > _HELD_SHARE * self.seconds:
+            return False
+        if known.verdict == "step-bound":  # unless starting the epoch took long
+            waited = sum(one.waited for one in self.segments[:_UNSTEADY])
+            return waited <= 0.03 * self.seconds
+        return self._as_slow_later()
+
+    def _as_slow_later(self) -> bool:
+        """Return whether the next epoch's batches, without a step, take about as long to make."""
+        feed, now = self._feed, self._now
+        feed.close()
+        began, taken = now(), 0
+        until = began + _EPOCH_SHARE * self._budget_s
+        with suppress(CheckError, StopIteration):  # an iterable that ends for good has no later one
+            while taken < len(self.segments) and now() < until:
+                feed.take()
+                taken += 1
+        first = [one.seconds if feed.parallel else one.waited for one in self.segments]
+        return not taken or (now() - began) / taken > _AS_SLOW * statistics.fmean(first)
+
+    @property
+    def waits_are_lost(self) -> bool:
+        """Whether what a step waits is a part of the gap: on the host's clock, of this process."""
+        return self._schedule.alone and not (self._schedule.asynchronous or self._devices_in_use())
+
+    def steady_block(self) -> BlockTimes | None:
+        """Return the steady ones of them as a real block; None where waits are not all of a gap."""
+        if self._pool.varied or self._blocks.log.elsewhere or not self.waits_are_lost:
+            return None
+        segments = self.segments[1:]
+        own = [one.seconds - one.waited for one in segments]
+        unlike = [at for at, step_s in enumerate(own) if step_s > 2 * min(own[-3:])]
+        segments = segments[max(unlike, default=-1) + 1 :]
+        return block_of(segments) if segments else None
+
+    def blocks(self) -> dict[str, BlockTimes]:
+        """Return what their own waits tell, for a loop that ended before anything was measured.
+
+        Without workers they are the gap; with workers only beside steps on resident batches.
+        """
+        real, resident = self.segments[_UNSTEADY:], self._resident[1:]
+        if not self._feed.parallel:
+            resident = [one._replace(seconds=one.seconds - one.waited, waited=0.0) for one in real]
+        if not (real and resident and self.waits_are_lost):
+            return {}
+        return {"real": block_of(real), "synthetic": block_of(resident)}

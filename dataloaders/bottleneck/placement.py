@@ -1,0 +1,81 @@
+"""Where the step wants its batches: seen in its first steps, or as asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from dataloaders.batches.tree import Batch, leaves, to_device
+from dataloaders.findings.watch import Onlooker
+
+
+class Placement(Onlooker):  # type: ignore[no-untyped-call]
+    """Notices to which device the step copies each leaf of its batch; on for a few first steps."""
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._storages = [[_storage_key(leaf) for leaf in leaves(batch)]]
+        self._computed: dict[int, torch.Tensor] = {}  # kept alive: memory used again has its key
+        # Where each leaf ended up; None if it was never copied (lengths often stay on the CPU).
+        self.devices: list[torch.device | None] = [None] * len(self._storages[0])
+        self.used: set[torch.device] = set()  # those where the step made tensors, but the CPU
+        self.derived = False  # whether it copied what it had computed from its batch on the CPU
+
+    def watch(self, batch: Batch) -> None:
+        """Look for the copies of one more batch: the consumer may fetch ahead of its step."""
+        self._storages.append([_storage_key(leaf) for leaf in leaves(batch)])
+
+    def __exit__(self, *exception: Any) -> None:
+        self._computed.clear()
+        super().__exit__(*exception)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func`` unchanged; follow what comes from the batch until it is copied away."""
+        out = func(*args, **(kwargs or {}))
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self.used.update(leaf.device for leaf in made if leaf.device.type not in ("cpu", "meta"))
+        for source in tree_leaves((args, kwargs)):
+            if isinstance(source, torch.Tensor) and source.device.type == "cpu":
+                self._follow(source, made)
+        return out
+
+    def _follow(self, source: torch.Tensor, made: list[torch.Tensor]) -> None:
+        key = _storage_key(source)
+        if key is None:
+            return
+        places = [
+            index
+            for storages in self._storages
+            for index, storage in enumerate(storages[: len(self.devices)])
+            if storage == key
+        ]
+        if not places and key not in self._computed:
+            return
+        for leaf in made:
+            if leaf.device == source.device:
+                own = _storage_key(leaf)
+                if own is not None and own != key:
+                    self._computed[own] = leaf
+            elif places:
+                for index in places:
+                    self.devices[index] = leaf.device
+            else:
+                self.derived = True
+
+
+def resident_everywhere(batch: Batch, device: torch.device) -> list[torch.device | None]:
+    """Return the placement in which every leaf of ``batch`` lives on ``device``."""
+    moved = to_device(batch, device)
+    return [
+        target.device if target.device != leaf.device else None
+        for leaf, target in zip(leaves(batch), leaves(moved), strict=True)
+    ]
+
+
+def _storage_key(leaf: torch.Tensor) -> int | None:
+    try:
+        return leaf.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse and other tensors without a storage
+        return None

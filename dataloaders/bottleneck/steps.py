@@ -1,0 +1,85 @@
+"""Single steps as the host's clock saw them: waits for batches, the longest of them, a timeline."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from dataloaders.measuring.feed import Feed
+from dataloaders.measuring.intervals import Step
+
+_MOST_WAITS = 100_000
+_LONGEST = 4
+_IN_TIMELINE = 100  # steps of each arm
+
+
+class LongWait(NamedTuple):
+    """Names a batch of the loader that the loop waited long for."""
+
+    seconds: float
+    epoch: int  # of the check's own count, from 0
+    batch: int  # of that epoch, from 0
+    keys: Any  # what the sampler drew for it; None if that is not known
+
+
+class StepLog:
+    """Keeps what single steps took.
+
+    Attributes:
+        waits: seconds in ``next()`` of the loader, of real steps.
+        longest: the longest of them, the longest first.
+        elsewhere: seconds of waiting for other loaders, by their names.
+        elsewhere_s: the sum of these.
+        given: batches that were handed to the step.
+    """
+
+    def __init__(self) -> None:
+        self.waits: deque[float] = deque(maxlen=_MOST_WAITS)
+        self.longest: list[LongWait] = []
+        self.elsewhere: dict[str, float] = {}
+        self.elsewhere_s = 0.0
+        self.given = 0
+        self._steps: dict[str, deque[tuple[float, float, float, float]]] = {}
+
+    def waited(self, seconds: float, feed: Feed) -> None:
+        """Note what the loop waited for the batch that ``feed`` delivered last.
+
+        What starting an epoch takes is no batch's own.
+        """
+        if feed.taken == 1:
+            return
+        self.waits.append(seconds)
+        if len(self.longest) < _LONGEST or seconds > self.longest[-1].seconds:
+            wait = LongWait(seconds, feed.epoch, feed.taken - 1, feed.keys)
+            self.longest = sorted([*self.longest, wait], key=lambda one: -one.seconds)[:_LONGEST]
+
+    def waited_elsewhere(self, name: str, seconds: float) -> None:
+        """Note ``seconds`` of waiting for another loader."""
+        self.elsewhere[name] = self.elsewhere.get(name, 0.0) + seconds
+        self.elsewhere_s += seconds
+
+    def step(self, arm: str, begin: float, given: float, copied: float, done: float) -> None:
+        """Note when a step asked for its batch, got it, had it copied, and was done."""
+        if arm not in self._steps:
+            self._steps[arm] = deque(maxlen=_IN_TIMELINE)
+        self._steps[arm].append((begin, given, copied, done))
+
+    def clear(self) -> None:
+        """Forget single steps; waits for other loaders stay."""
+        self.waits.clear()
+        self.longest.clear()
+        self._steps.clear()
+
+    def timeline(self) -> dict[str, tuple[Step, ...]]:
+        """Return the last steps of each arm; the first one of all begins at 0."""
+        zero = min((steps[0][0] for steps in self._steps.values()), default=0.0)
+        timeline: dict[str, tuple[Step, ...]] = {}
+        for arm, steps in self._steps.items():
+            rows = []
+            for begin, given, copied, done in steps:
+                waited = 0.0 if arm == "host" else given - begin  # taking a host batch is the copy
+                copied = max(given, copied)
+                seconds = (begin - zero, waited, copied - begin - waited, done - copied)
+                rows.append(Step(*(round(each, 6) for each in seconds)))
+            timeline[arm] = tuple(rows)
+        return timeline
