@@ -72,9 +72,10 @@ def _on_host(blocks: Blocks, count: int) -> Take:
 
 def _slows_the_host(blocks: Blocks) -> bool:
     # On the host's clock the steps of real blocks, without their waits, are this arm. Workers of
-    # a short epoch are soon done, and starting the next one is no contention.
+    # a short epoch are soon done, and starting the next one is no contention. Very slow steps are
+    # too few for a further arm.
     tells = blocks.asynchronous and blocks.feed.parallel and blocks.feed.tells
-    return tells and not blocks.short_epochs
+    return tells and not (blocks.schedule.short_epochs or blocks.schedule.few_steps(blocks.real_s))
 
 
 def _begin_contended(blocks: Blocks) -> bool:

@@ -60,7 +60,7 @@ class Blocks:
         self.writes = False  # whether the step writes into its batch
         self.step_cores = 1.0  # that this process computes on during a step
         self.interrupted = False  # whether the loop did something else since its last batch
-        self._schedule = schedule
+        self.schedule = schedule
         self._now = host.now
         self.held_up = getattr(host, "held_up", HostTime().held_up)
         self._warm_up: list[float] = []  # seconds of unmeasured steps of the running block
@@ -72,12 +72,7 @@ class Blocks:
     @property
     def asynchronous(self) -> bool:
         """Whether the clock is a device's, which runs behind the host."""
-        return self._schedule.asynchronous
-
-    @property
-    def short_epochs(self) -> bool:
-        """Whether an epoch is too short for the loader's queue to find a steady state."""
-        return self._schedule.short_epochs
+        return self.schedule.asynchronous
 
     @property
     def arms(self) -> list[Arm]:
@@ -99,9 +94,9 @@ class Blocks:
 
     def run(self, arm: Arm, left_s: float) -> Block:
         """Yield the batches of one block of ``arm``."""
-        self._schedule.learn(self.feed.length, self.feed.in_flight)
+        self.schedule.learn(self.feed.length, self.feed.in_flight)
         self.rhythm.update()
-        plan = self._schedule.plan(arm, self._numbers(left_s))
+        plan = self.schedule.plan(arm, self._numbers(left_s))
         self.cycle = plan.cycle
         self._warm_up.clear()
         self._held_s = 0.0
@@ -121,7 +116,7 @@ class Blocks:
                 return None
             # Batches that are written into are used once, then restored: a block has parts.
             whole = arm.name == "real" or not plan.writes or missing <= 0
-            if whole or self._schedule.late(1, self._now() - began, plan.most_s):
+            if whole or self.schedule.late(1, self._now() - began, plan.most_s):
                 break
         if not segments:
             return None
@@ -218,7 +213,7 @@ class Blocks:
             else:
                 batch = take()
             yield from self.give(batch)
-            if number >= WARM_UP_STEPS and self._schedule.late(
+            if number >= WARM_UP_STEPS and self.schedule.late(
                 number, self._now() - began, plan.most_s
             ):
                 return
@@ -269,7 +264,7 @@ class Blocks:
             marks.append(mark())
             fact = (waited, log.elsewhere_s - elsewhere, size, new_shape, feed.epoch > epoch)
             facts.append(None if interrupted else fact)
-            if number < count and self._schedule.late(number, now() - began, plan.most_s):
+            if number < count and self.schedule.late(number, now() - began, plan.most_s):
                 break
         if arm.name == "synthetic" and now() > started:
             self.step_cores = (time.process_time() - computed) / (now() - started)
@@ -295,7 +290,7 @@ class Blocks:
         """Note a step that took ``step_s``; return whether the loop did something else in it."""
         interrupted, self.interrupted = self.interrupted, False
         if interrupted:
-            self._schedule.interrupted = True
+            self.schedule.interrupted = True
         self.rhythm.asked(0.0 if interrupted else step_s)
         return interrupted
 
@@ -313,7 +308,7 @@ class Blocks:
             varied=self.pool.varied,
             ahead=self.feed.ahead,
             steady=bool(self.lead),
-            interrupted=self._schedule.interrupted,
+            interrupted=self.schedule.interrupted,
         )
 
     def _is_new_shape(self, batch: Batch) -> bool:

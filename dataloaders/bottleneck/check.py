@@ -37,7 +37,6 @@ from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import BlockTimes, Interval
 
 _LATER_ROUNDS = 5
-_FEW_STEPS = 20  # in the budget
 _EARLY = 0.25  # of the budget
 _HELD_SHARE = 0.03
 _CONTENTION_SHARE = 0.03
@@ -270,7 +269,7 @@ class Check:
             return
         blocks.real_s = first.usual_s
         block = first.steady_block()
-        if self._budget_s >= _FEW_STEPS * blocks.real_s:
+        if not self._schedule.few_steps(blocks.real_s):
             first.run_out_epoch()
         elif block is not None:  # few steps fit in: the steady ones begin the first real block
             blocks.lead = block.segments
@@ -279,7 +278,7 @@ class Check:
             )
             blocks.real_s = block.per_batch
             blocks.ready = self._feed.ready()
-            blocks.patience_s = self._budget_s / _FEW_STEPS
+            blocks.patience_s = self._budget_s / 20
         blocks.log.clear()
 
     def _explain(self, found: Analysis, *, stepping: bool) -> Iterator[Batch]:

@@ -28,6 +28,7 @@ _MOST_STEPS = 20_000
 _MOST_TIMES_LONGER = 4  # than the last block of its arm
 _SPREAD_OF_A_STEADY_STEP = 0.03
 _SLOW_STEP_S = 0.25  # from here on every step is an observation of its own
+_FEW_STEPS = 20  # in the budget
 _SLOW_BATCH_S = 0.1  # from here on a queue that was brought to its level needs few steps more
 _DEVICE_WARM_UP_S = 0.2  # an idle GPU lowers its clocks, and needs this long to raise them again
 _MOST_REFILL_S = 0.5
@@ -36,7 +37,7 @@ _SEGMENT_S = 0.002
 _EPOCH_SHARE = 0.1  # of the budget: longer epochs are not measured whole
 _FEWEST_ROUNDS = 5
 _STANDS_FROM = 0.5  # of the budget
-_ROUNDS_END_AT = 0.93  # of the budget: a round may take longer than the ones before it
+_ROUNDS_END_AT = 0.93  # of the budget: half of a further round has to fit in
 
 
 class Numbers(NamedTuple):
@@ -101,6 +102,10 @@ class Schedule:
         """Whether an epoch is too short for the loader's queue to find a steady state."""
         fewest = 2 * (2 * self.in_flight + max(_FEWEST_STEPS, self.in_flight))
         return self.length is not None and self.length < fewest
+
+    def few_steps(self, step_s: float) -> bool:
+        """Whether so few steps of ``step_s`` seconds fit into the budget that each one counts."""
+        return self.budget_s < _FEW_STEPS * step_s
 
     def learn(self, length: int | None, in_flight: int) -> None:
         """Note what the loader has shown so far: batches of an epoch, and batches in flight."""
@@ -192,7 +197,7 @@ class Schedule:
         """
         spent_s, round_s = self.agree(spent_s, round_s)
         ahead_s = 0.0 if self._slow else round_s  # of slow steps each one counts, also of a part
-        if rounds >= 2 and self._past(spent_s + ahead_s, _ROUNDS_END_AT, rounds, known):
+        if rounds >= 2 and self._past(spent_s + ahead_s / 2, _ROUNDS_END_AT, rounds, known):
             return True
         if rounds and self._slow and self.left_s(rounds, spent_s) < self._least_s:
             return True
