@@ -4,10 +4,10 @@
     BENCH_SCRIPTS=scripts.json python -m bench scripts
 
 DATA holds ``photos/*/*.jpg`` and ``mnist/t10k-*.gz``. CODE holds checkouts of pytorch/examples,
-pytorch-image-models, pytorch-lightning, vision and transformers, under these names; SITE holds what
-they import beside this project's packages, where that is not installed. Scripts that are not there
-are left out. Nothing is downloaded, and nothing is changed in CODE but links to the data; data and
-working folders are made in ``CODE/run``.
+pytorch-image-models, pytorch-lightning, vision, transformers, ignite and minGPT, under these names;
+SITE holds what they import beside this project's packages, where that is not installed. Scripts
+that are not there are left out. Nothing is downloaded, and nothing is changed in CODE but links to
+the data; data and working folders are made in ``CODE/run``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def scripts(data: Path, code: Path, *sites: Path) -> list[dict[str, Any]]:
     imported = [str(site) for site in sites]
     _text(code, run, imported)
     folder = f"{photos}"
+    language = code / "transformers/examples/pytorch/language-modeling"
+    text = f"--train_file {run / 'text.txt'} --model_type gpt2 --tokenizer_name {run / 'words'} "
     listed = [
         ("mnist", examples / "mnist/main.py", "--epochs 3"),
         ("mnist_rnn", examples / "mnist_rnn/main.py", "--epochs 3"),
@@ -54,11 +56,19 @@ def scripts(data: Path, code: Path, *sites: Path) -> list[dict[str, Any]]:
         ("fabric_torch", lightning / "fabric/image_classifier/train_torch.py", "--epochs 5"),
         ("fabric", lightning / "fabric/image_classifier/train_fabric.py", "--epochs 5"),
         ("fabric_kfold", lightning / "fabric/kfold_cv/train_fabric.py", "--epochs 5"),
-        ("hf_trainer", code / "transformers/examples/pytorch/language-modeling/run_clm.py",
-         f"--train_file {run / 'text.txt'} --model_type gpt2 --tokenizer_name {run / 'words'} "
-         "--config_overrides n_embd=128,n_layer=4,n_head=4,n_positions=128 --block_size 128 "
-         "--do_train --per_device_train_batch_size 8 --gradient_accumulation_steps 4 "
-         "--num_train_epochs 3 --output_dir out --use_cpu --report_to none"),
+        ("hf_trainer", language / "run_clm.py",
+         f"{text} --config_overrides n_embd=128,n_layer=4,n_head=4,n_positions=128 "
+         "--block_size 128 --do_train --per_device_train_batch_size 8 "
+         "--gradient_accumulation_steps 4 --num_train_epochs 3 --output_dir out --use_cpu "
+         "--report_to none"),
+        ("accelerate", language / "run_clm_no_trainer.py",
+         f"{text} --block_size 64 --per_device_train_batch_size 2 "
+         "--gradient_accumulation_steps 2 --num_train_epochs 3 --output_dir out"),
+        ("ignite", code / "ignite/examples/mnist/mnist.py", ""),
+        ("ignite_resumed", code / "ignite/examples/mnist/mnist_save_resume_engine.py", ""),
+        ("ignite_gan", code / "ignite/examples/gan/dcgan.py",
+         "--dataset mnist --dataroot data --batch-size 16 --workers 1 --output-dir out"),
+        ("mingpt", code / "minGPT/projects/adder/adder.py", "--system.work_dir=out"),
     ]  # fmt: skip
     found = []
     for name, script, words in listed:
@@ -67,13 +77,14 @@ def scripts(data: Path, code: Path, *sites: Path) -> list[dict[str, Any]]:
         where = run / "in" / name
         where.mkdir(parents=True, exist_ok=True)
         _link(run / "data", where / "data", where.parent / "data")
+        _link(run / "data/MNIST", where / "MNIST")
         _link(run / "bsds", where / "dataset")
         found.append(
             {
                 "name": name,
                 "command": [str(script), "--", *words.split()] if words else [str(script)],
                 "folder": str(where),
-                "path": [*imported, str(script.parent)],
+                "path": [*imported, str(code / "minGPT"), str(script.parent)],
             }
         )
     return found

@@ -114,6 +114,8 @@ def no_loader(takeover: Takeover, outcome: Outcome, started: int = 0) -> int:
     lines += [f"  {seen.number}. {seen.description}: {seen.why_not}" for seen in takeover.seen]
     if takeover.seen:
         lines.append("choose one with --loader N, its number in this list")
+    elif outcome.ending == "raised":
+        lines.append("it failed before its first loop over a torch.utils.data.DataLoader")
     elif started:
         lines.append(
             f"it started {started} processes, and none of them trained in a loop over a "

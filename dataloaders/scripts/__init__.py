@@ -1,12 +1,12 @@
-"""Somebody's unmodified training script, run here with its loops over loaders watched.
+"""A user's unmodified training script, run in this process, with its loops over loaders watched.
 
-target      a script or module, run as python itself would run it; how it ended
-stopping    ended from inside, in whichever thread it waits
-loops       every iter() of a DataLoader
-optimizers  steps of every optimizer: the loop in which one steps is the one that trains
-takeover    one loop is handed to a measurement, the others pass untouched
-ranks       several ranks: one schedule, one report
-children    processes that it starts to train in
-scratch     files that existed before stay as they are
-switch      its torch loaders, on another backend
+target      runs a script or module as python itself would; says how it ended
+stopping    ends the script from inside, in whichever thread it waits
+loops       replaces iter() of every DataLoader
+optimizers  counts optimizer steps: the loop in which one steps is the one that trains
+takeover    hands that loop to a measurement; the others never notice
+ranks       keeps several ranks on one schedule, with one report
+children    reaches processes that the script starts to train in
+scratch     protects files that existed before
+switch      iterates the script's torch loaders by another backend
 """

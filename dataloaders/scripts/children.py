@@ -1,9 +1,9 @@
-"""Reaches the processes that a program starts to train in: ``mp.spawn``, ``Process``.
+"""Reaches the processes in which a program trains: those of ``mp.spawn`` and ``Process``.
 
     Process(target=train).start()  ──>  in the new process: run(train, ...) in place of train(...)
 
-Workers of loaders and of pools are left alone. So are subclasses of Process with a ``run`` of
-their own, and programs started by ``subprocess``: those are counted only.
+Left alone: workers of loaders and of pools, subclasses of Process with a ``run`` of their own, and
+programs started by ``subprocess``.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _NOT_THE_PROGRAMS = ("backends.", "concurrent.", "dataloaders.", "multiprocessin
                      "torch.utils.data.", "torch._inductor.")  # fmt: skip
 
 Run = Callable[..., None]
-"""Called in the child with the target, its positional and its keyword arguments."""
+"""Called in the child with the target, its positional arguments and its keyword arguments."""
 
 
 @dataclass
 class Children:
-    """Lists the processes that a program started itself, in order."""
+    """Lists the processes that a program started, in order."""
 
     started: list[multiprocessing.process.BaseProcess] = field(default_factory=list)
 
     def end(self) -> None:
-        """Terminate those that still run."""
+        """Terminate the processes that still run."""
         for child in self.started:
             if child.is_alive():
                 child.terminate()

@@ -3,7 +3,7 @@
     for batch in loader:      DataLoader.__iter__, torch's and ours, replaced
         └── iterate(loader, original)
 
-Subclasses and frameworks that call ``loader.__iter__()`` arrive there too.
+Subclasses and frameworks that call ``loader.__iter__()`` end up there too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _inside = threading.local()
 
 @contextmanager
 def passing() -> Iterator[None]:
-    """Inside, on this thread: loaders are iterated by their own ``__iter__``."""
+    """Inside, on this thread: ``iter()`` of a loader calls its own ``__iter__``."""
     before = getattr(_inside, "active", False)
     _inside.active = True
     try:
@@ -41,7 +41,7 @@ def passing() -> Iterator[None]:
 def replaced_iter(iterate: Callable[[Loader, Original], Iterator[Batch]]) -> Iterator[None]:
     """Inside: ``iter()`` of torch's DataLoader and of ours calls ``iterate(loader, original)``.
 
-    What ``iterate`` itself iterates, and a process forked meanwhile (a worker), get the originals.
+    ``iterate`` itself and forked processes (workers) get the originals.
     """
     process = os.getpid()
 

@@ -1,12 +1,12 @@
-"""Counts the steps of a program's optimizers: the loop in which one steps is the one that trains.
+"""Counts optimizer steps: the loop in which an optimizer steps is the one that trains.
 
     Optimizers().steps        counts every ``step()`` of every torch optimizer
-               .expected()    whether the program will have one at all
+               .expected()    says whether one is still to step
 
 A first pass over the data (for the channels' mean, for class weights) looks like a training loop
-until an optimizer steps in another loop. A program that never uses a torch optimizer (its own
-update rule, another library's) has no such sign: none is made before a third epoch, or its source
-does not name one.
+until an optimizer steps in another one. No step is expected of a program that never uses a torch
+optimizer (but its own update rule, or another library's): one that makes none before the third
+epoch over a loader, or whose source does not name one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _NAMES_ONE = re.compile(rb"(?<![a-zA-Z])optim(izers?)?(?![a-zA-Z])|Trainer\b")
-_PASSES = 2  # over the data before training: for the channels' mean, then their deviation
+_PASSES = 2  # over the data before training: for the channels' mean, then for their deviation
 _INSTALLED = tuple(
     str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "purelib", "platlib")
 )
@@ -31,7 +31,7 @@ _OURS = str(Path(__file__).resolve().parents[1])
 
 
 class Optimizers:
-    """Counts the steps of all optimizers of this process while entered."""
+    """Counts the steps of all optimizers of this process, while entered."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -57,10 +57,10 @@ class Optimizers:
         self._noting.stop()
 
     def expected(self, epochs: int) -> bool:
-        """Return whether one is still to step, in a loop over a loader in its epoch ``epochs``."""
+        """Return whether an optimizer is still to step, in a loader's epoch ``epochs``."""
         if self._made or epochs > _PASSES:
             return self._made
-        # Modules that come later count too, so only a find is kept.
+        # More modules may be imported later, so only a positive answer is kept.
         new = [name for name in list(sys.modules) if name not in self._modules]
         self._named = self._named or any(map(_names_optimizer, ("__main__", *new)))
         return self._named

@@ -4,8 +4,8 @@
     others   agree([...])  ──> rank 0's, waited for
 
 Numbers travel through the key-value store by which torch's ranks found each other, not through
-collectives: a rank that has ended, or never got here, makes nobody hang, and nothing comes between
-the collectives of the script itself. Calls are numbered, so all ranks have to make the same ones.
+collectives: no rank hangs because another one has ended or never got here, and the script's own
+collectives keep their order. Calls are numbered, so all ranks have to make the same ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PAUSE_S = 0.05
 
 
 class Ranks:
-    """Talks to the other ranks of the default process group, which wait so long for rank 0."""
+    """Talks to the other ranks of the process group; waits ``patience_s`` at most for rank 0."""
 
     def __init__(self, patience_s: float) -> None:
         self.rank = dist.get_rank()
@@ -45,7 +45,7 @@ class Ranks:
 
     @classmethod
     def here(cls, patience_s: float) -> Ranks | None:
-        """Return the ranks of this run; None if this process is alone."""
+        """Return the ranks of this run; None if there is only this process."""
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
             return None
         ranks = cls(patience_s)
@@ -76,7 +76,7 @@ class Ranks:
                 self._store.delete_key(f"agree/{self._calls - _KEPT}")
             return numbers
         try:
-            # Wakes at once. Rank 0 gets here inside measured blocks: pauses would count as steps.
+            # wait() wakes at once; pauses of polling would count as steps of a measured block.
             self._store.wait([key], self._patience)
             agreed: list[float] | None = json.loads(self._store.get(key))
         except RuntimeError as error:  # or whoever held the store has ended
@@ -86,9 +86,9 @@ class Ranks:
         return agreed
 
     def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return what each rank gave, on rank 0; nothing on the others.
+        """Return what each rank gave, on rank 0; an empty list on the others.
 
-        Ranks that give nothing in time are missing. Called once, at the end.
+        Ranks that give nothing in time are missing. To be called once, at the end.
         """
         self._gathered = True
         with suppress(RuntimeError, StopScript):  # rank 0 has ended
@@ -107,7 +107,7 @@ class Ranks:
         return found
 
     def _end_with_rank_0(self) -> None:
-        """End this rank if it does not hear of rank 0's end: a collective may block it for ever."""
+        """End this rank after rank 0, should a collective block it for ever."""
         while not self.rank_0_ended:
             time.sleep(1.0)
         time.sleep(_GRACE_S)
@@ -115,13 +115,13 @@ class Ranks:
             stop_main()
             time.sleep(_GRACE_S)
         if not self._gathered:
-            os._exit(0)  # it waits in a library's code, where no exception reaches it
+            os._exit(0)  # it waits in a library's code, where no exception arrives
 
     def _wait_for(self, key: str, most_s: float) -> str:
-        """Return the value of ``key`` once it is there; `StopScript` if it does not come."""
+        """Return the value of ``key`` once it is there; raise `StopScript` if it does not come."""
         deadline = time.monotonic() + most_s
         try:
-            # Not store.wait(): it fills stderr with warnings when it times out.
+            # store.wait() would fill stderr with warnings when it times out.
             while not self._store.check([key]):
                 if time.monotonic() > deadline:
                     raise StopScript("another rank does not answer")
@@ -134,7 +134,8 @@ class Ranks:
 def straggler(ranks: list[dict[str, float]], size: int) -> list[str]:
     """Return sentences that name the rank with the slowest input and what it costs the others.
 
-    Of each rank that gave them: "rank", and "wait_s", the mean seconds that it waits for a batch.
+    ``ranks`` has "rank" and "wait_s", the mean seconds of waiting for a batch, of those that ended
+    in order.
     """
     if len(ranks) < 2:
         return []

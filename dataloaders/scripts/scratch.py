@@ -1,15 +1,15 @@
-"""Keeps the files that existed before a check as they are, whatever the program writes.
+"""Protects the files that existed before a check from the program that it runs.
 
     open(old, "w"), torch.save(x, old), os.replace(new, old)    ──> a scratch folder
     os.remove(old), then os.link(new, old) or os.symlink        ──> a copy there
     open(old) and torch.load(old) after that                    ──> what was written there
     os.remove(old), shutil.rmtree(folder of old files)          ──> nothing happens
-    new checkpoints, new event files of TensorBoard             ──> moved there in the end
+    new checkpoints, new event files of TensorBoard             ──> moved there at the end
 
-A check trains the program's model on few batches, over and over: its checkpoints must not take the
-place of real ones. What is old is what the file system says (``st_ctime``). Files that a library
-written in C opens itself, and files that are opened for changing in place (``"r+"``, as
-``numpy.memmap`` does by default), are not looked after.
+A check trains the program's model on a few batches, over and over, so its checkpoints must not
+replace real ones. A file is old if its ``st_ctime`` is. Files that a library written in C opens
+itself, and files opened for changes in place (``"r+"``, the default of ``numpy.memmap``), are not
+protected.
 """
 
 from __future__ import annotations
@@ -41,20 +41,22 @@ _EVENTS = "events.out.tfevents"
 
 
 class Scratch:
-    """Diverts what this process writes over files that were there before, while entered.
+    """Diverts this process's writes to files that existed before, while entered.
 
-    A new checkpoint is moved to the scratch folder if it was written once the program was
-    ``training``: before, files are the dataset's. Anything may be written in ``but_in``.
+    Args:
+        training: whether the program trains by now. A new file with a checkpoint's suffix is moved
+            to the scratch folder if so; if not, it belongs to the dataset.
+        but_in: a folder in which anything may be written.
     """
 
     def __init__(self, training: Callable[[], bool], but_in: Path | None = None) -> None:
-        # Where everything goes that is diverted; it may not exist yet.
+        # Where everything diverted goes; it may not exist yet.
         self.folder = Path(tempfile.gettempdir()) / f"dataloaders-check-{secrets.token_hex(4)}"
-        self.diverted: dict[str, str] = {}  # where a file exists, or existed -> where it is there
-        self.kept: list[str] = []  # what the program wanted to delete or move
+        self.diverted: dict[str, str] = {}  # the program's path -> that in the folder
+        self.kept: list[str] = []  # files that the program deleted or moved away
         self._training = training
         self._leave = _NOT_FILES if but_in is None else (*_NOT_FILES, f"{but_in}{os.sep}")
-        self._old: set[str] = set()  # files seen to be so: st_ctime may change
+        self._old: set[str] = set()  # found so far: their st_ctime may change
         self._new_files: list[str] = []
         self._new_folders: dict[str, bool] = {}  # whether each was made in training
         self._began_ns = 0
@@ -63,12 +65,12 @@ class Scratch:
     def __enter__(self) -> Scratch:
         with tempfile.NamedTemporaryFile() as probe:
             self._began_ns = os.stat(probe.name).st_ctime_ns
-        time.sleep(0.02)  # the file system's clock ticks: what comes from now on is newer
+        time.sleep(0.02)  # the file system's clock ticks: files made from now on are newer
         self._real_open = builtins.open
         self._real_unlink = os.unlink
         self._real_rename = os.replace
         self._real_mkdir, self._real_rmtree = os.mkdir, shutil.rmtree
-        accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10 binds them there
+        accessor = getattr(pathlib, "_NormalAccessor", None)  # pathlib's own names, in Python 3.10
         for owner, name, ours in (
             (builtins, "open", self._open),
             (io, "open", self._open),
@@ -105,7 +107,7 @@ class Scratch:
                 os.rmdir(path)  # of those that are empty now
 
     def notes(self) -> list[str]:
-        """Return what was diverted, in sentences."""
+        """Return sentences that say what was diverted."""
         notes = []
         if self.diverted:
             some = [os.path.relpath(path) for path in list(self.diverted)[:4]]
@@ -120,7 +122,7 @@ class Scratch:
             notes.append(f"not deleted, since the check ran the script: {', '.join(some)}")
         return notes
 
-    # What the program calls
+    # Called by the program
 
     def _open(self, file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
         if isinstance(mode, str) and isinstance(file, (str, os.PathLike)):
@@ -167,20 +169,20 @@ class Scratch:
         if any(options.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
             make(src, dst, *args, **options)
             return
-        absolute, source, target = _absolute(dst), src, dst
-        shares = make.__name__ == "link" and self._is_old(src)  # one file with two names
-        if make.__name__ == "symlink":  # relative to where it stands
-            source = os.path.join(os.path.dirname(dst), src)
+        symbolic, absolute = make.__name__ == "symlink", _absolute(dst)
+        original = os.path.join(os.path.dirname(dst), src) if symbolic else src
+        source, target = self._reads(original), dst
         if absolute in self.kept and absolute not in self.diverted:  # the program removed it
             self.diverted[absolute] = target = self._aside(absolute)
         elif os.path.lexists(dst):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
         else:
             self._writes(dst)
-        if target == dst and self._reads(source) == source and not shares:
+        shares = not symbolic and self._is_old(src)  # one file would have two names
+        if target == dst and source == original and not shares:
             make(src, dst, *args, **options)
-        elif os.path.isfile(self._reads(source)):
-            shutil.copy(self._reads(source), target)
+        elif os.path.isfile(source):
+            shutil.copy(source, target)
         else:
             make(_absolute(source), target)
 
@@ -195,10 +197,10 @@ class Scratch:
         if not options.get("dir_fd"):
             self._new_folders[_absolute(path)] = self._training()
 
-    # Where things are
+    # Paths
 
     def _writes(self, path: Any, appends: bool = False) -> Any:
-        """Return the path to write ``path`` to; a new checkpoint's own is noted."""
+        """Return where to write ``path``; note it if it is a new checkpoint."""
         if not isinstance(path, (str, os.PathLike)):
             return path
         absolute = _absolute(path)
@@ -226,9 +228,9 @@ class Scratch:
         return str(aside)
 
     def _changes(self, path: Any) -> Any:
-        """Return the path of the file whose mode or times, and so st_ctime, are to be changed."""
+        """Return the file whose mode or times change; its st_ctime does as well."""
         if isinstance(path, (str, os.PathLike)):
-            self._is_old(path)  # remembered
+            self._is_old(path)  # which remembers it
         return self._reads(path)
 
     def _is_old(self, path: Any, follow: bool = True) -> bool:
@@ -267,30 +269,30 @@ class Scratch:
         try:
             shutil.move(path, aside)
         except OSError:
-            return  # no room for it there: it stays where the program put it
+            return  # no room there: it stays where the program put it
         self.diverted[path] = aside
 
-    # How they are called here
+    # Replacing functions
 
     def _replace(self, owner: Any, name: str, function: Any) -> None:
         self._undo.enter_context(mock.patch.object(owner, name, function))
 
     def _at(self, function: Any, position: int, name: str, where: Callable[[Any], Any]) -> Any:
-        """Return ``function`` with its path argument sent through ``where``."""
+        """Return ``function`` with its path argument replaced by ``where`` of it."""
 
         @functools.wraps(function)
-        def sent(*args: Any, **options: Any) -> Any:
+        def redirected(*args: Any, **options: Any) -> Any:
             if name in options:
                 options[name] = where(options[name])
             args = (*args[:position], *map(where, args[position : position + 1]),
                     *args[position + 1 :])  # fmt: skip
             return function(*args, **options)
 
-        return sent
+        return redirected
 
 
 def quiet_trackers(folder: Path) -> AbstractContextManager[Any]:
-    """Inside: W&B is off, MLflow and TensorBoard write to ``folder``, DATALOADERS_CHECK is 1."""
+    """Inside: W&B is off, MLflow and TensorBoard write to ``folder``, DATALOADERS_CHECK=1."""
     wanted = {
         "DATALOADERS_CHECK": "1",
         "WANDB_MODE": "disabled",

@@ -1,4 +1,4 @@
-"""Ends somebody's program from inside: in the thread that asks for a batch, or in the main thread.
+"""Ends a user's program from inside: in the thread that asks for a batch, or in the main thread.
 
 StopScript          raised where the program's loop asks for its next batch
 stop_main()         raised in the main thread, even while it waits for a lock
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# Ignored by default, so that one that arrives too late does nothing; few programs handle it.
+# Ignored by default, so one that arrives too late does nothing; few programs handle it.
 SIGNAL = signal.SIGURG
 """Ends the program of a process inside `stoppable`."""
 
@@ -23,7 +23,7 @@ _TEARDOWN_S = 10.0
 
 
 class StopScript(BaseException):
-    """Raised in the program's own loop to end it; no ``except Exception`` of its catches this."""
+    """Ends the program's own loop; its ``except Exception`` does not catch this."""
 
 
 _running = threading.Event()
@@ -50,8 +50,8 @@ def stoppable() -> Iterator[None]:
 def stop_main() -> None:
     """Raise `StopScript` in the main thread of a program that runs inside `stoppable`.
 
-    A signal is what wakes a thread from ``queue.get()``. One that comes a moment before such a
-    wait begins is lost, so it is repeated until the program has ended.
+    Only a signal wakes a thread from ``queue.get()``. One that arrives just before such a wait
+    begins is lost, so it is repeated until the program has ended.
     """
     if threading.current_thread() is threading.main_thread():
         raise StopScript
@@ -71,14 +71,14 @@ def _raise(*_: object) -> None:
     global _deaf_until
     now = time.monotonic()
     if _running.is_set() and now > _deaf_until:
-        _deaf_until = now + _TEARDOWN_S  # its teardown has that long
+        _deaf_until = now + _TEARDOWN_S  # time for the program's teardown
         raise StopScript
 
 
 class Watchdog:
-    """Calls ``bite`` in a thread once nobody has called `pat` for ``patience_s`` seconds.
+    """Calls ``bite`` in a thread when `pat` has not been called for ``patience_s`` seconds.
 
-    Ten times as many before the third `pat`, since first steps may compile.
+    It waits ten times as long before the third `pat`, since first steps may compile.
     """
 
     def __init__(self, patience_s: float, bite: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
     for batch in loader:        torch's DataLoader.__iter__, replaced in this process
         └── wrap(loader) ──> $DATALOADERS_BACKEND ──> one session for each loader, across epochs
 
-Loaders of our own class look at the environment variable themselves.
+Loaders of our own class read the environment variable themselves.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from dataloaders.specification import view_of
 _TorchLoader = torch.utils.data.DataLoader
 Loader: TypeAlias = "torch.utils.data.DataLoader[Any]"
 
-# Torch's, captured before anything replaces them.
+# Torch's own, taken before anything replaces it.
 _OWN_ITERATION = _TorchLoader._get_iterator
 _NOT_TORCHS = {"_iterator", *inspect.getfullargspec(wrap).kwonlyargs}
 
 
 class BackendSwitch:
-    """Gives epochs by the environment's backend; the ``iterate`` of `loops.replaced_iter`.
+    """Iterates epochs by the environment's backend: the ``iterate`` of `loops.replaced_iter`.
 
-    A loader that the backend cannot serve stays with torch, with one warning that says why. So
-    does a loader whose class makes its iterators in a way of its own (``_get_iterator``).
+    Torch's own iteration stays for a loader that the backend cannot serve, with one warning that
+    says why, and for a class with a ``_get_iterator`` of its own.
     """
 
     def __init__(self, *, explain: bool = False) -> None:
         self._explain = explain  # each loader's plan, to stderr, when it is first iterated
-        # Ends the session of a loader that is gone: its workers go with it.
+        # Weak: the session of a loader, with its workers, ends with the loader.
         self._wrapped: weakref.WeakKeyDictionary[Loader, DataLoader[Any] | None] = (
             weakref.WeakKeyDictionary()
         )
@@ -49,8 +49,8 @@ class BackendSwitch:
         wrapped = self._wrapped_for(loader)
         if wrapped is None:
             return original(loader)
-        # Attributes that were set on the loader since its last epoch count, as with torch. Its
-        # class may have some of its own whose names are ours.
+        # As with torch, attributes set since the last epoch count. The loader's class may use our
+        # names for attributes of its own.
         state = vars(loader)
         wrapped.__dict__.update({name: state[name] for name in state.keys() - _NOT_TORCHS})
         epoch: Iterator[Batch] = iter(wrapped)
@@ -63,8 +63,8 @@ class BackendSwitch:
         if isinstance(loader, DataLoader):
             self._show(loader)
         elif type(loader)._get_iterator is _OWN_ITERATION:
-            # A view of torch's class: a subclass's own __iter__ has called this one already and
-            # would be applied twice.
+            # A view of torch's class: a subclass's own __iter__ has called this one already, and
+            # must not be applied twice.
             wrapped = wrap(view_of(loader))
             self._show(wrapped)
         self._wrapped[loader] = wrapped

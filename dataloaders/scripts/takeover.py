@@ -2,14 +2,14 @@
 
     for batch in loader:           every DataLoader's iter(), see `loops`
         │
-        ├── not the one ──> the loader's own iterator; its waits count as input of the one
-        └── the one     ──> measure(loader, iterate), whose batches the program's loop gets instead,
-                            past the end of the epoch, until it has enough: StopScript
+        ├── training loop ──> measure(loader, iterate): the program's loop gets its batches instead,
+        │                     past the end of the epoch, until it has enough: StopScript
+        └── others        ──> the loader's own iterator; waits in it count as the loop's input
 
-The one is the first loop in which an optimizer steps between two batches. In a program without an
-optimizer it is the first of which a second batch is asked for, with gradients on when the first
-one was. Its loader has no length or at least `SHORTEST` batches. Or it is the loader whose number
-was given.
+The training loop is the first one in which an optimizer steps between two batches. In a program
+without an optimizer it is the first loop that asks for a second batch, with gradients on when it
+asked for its first. Its loader has no length, or at least `SHORTEST` batches. ``number`` names
+another loader.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SHORTEST = 4
 _NOT_ASKED = "no batch of it was asked for"
 _ONE_BATCH = "only one batch was asked for"
 _ANEW = (
-    "the script starts it anew for each batch, with next(iter(loader)): workers, the shuffle and a "
-    "first batch that nothing was loaded ahead of, each time. Start it once, batches = "
-    "iter(loader), take next(batches) in the loop, and start it again at StopIteration"
+    "the script starts it anew for each batch, with next(iter(loader)): that starts workers, "
+    "shuffles, and loads nothing ahead, each time. Start it once, batches = iter(loader), take "
+    "next(batches) in the loop, and start it again at StopIteration"
 )
 _BESIDE = (
     "a thread of the script takes its batches ahead of the step: what the step waits for cannot be "
@@ -53,7 +53,7 @@ Iterate: TypeAlias = Callable[[], Iterator[Batch]]
 """Starts a new epoch of the real loader, by its own ``__iter__``."""
 
 Measure: TypeAlias = Callable[[Loader, Iterate], Iterable[Batch]]
-"""What the chosen loop iterates instead; exhausted when it has measured enough. It may be
+"""Returns what the chosen loop iterates instead, exhausted when it has measured enough. It may be
 iterated again after the program broke its loop."""
 
 
@@ -64,21 +64,21 @@ class Seen:
     number: int  # 1 for the first one, and so on
     description: str  # class, dataset, length and workers, in a few words
     length: int | None  # batches in an epoch
-    why_not: str | None = _NOT_ASKED  # it was not taken over; None for the one that was
-    epochs: int = 0  # of which two batches were asked for
-    begun_at: int = 0  # optimizer steps when its last iterator was asked for its first batch
+    why_not: str | None = _NOT_ASKED  # the reason not to take it over; None if it was taken
+    epochs: int = 0  # that were asked for a second batch
+    begun_at: int = 0  # optimizer steps when its last epoch was asked for the first batch
 
 
 class Takeover:
-    """Watches every loop over a DataLoader while entered; hands one loader to ``measure``.
+    """Watches every loop over a DataLoader, while entered; hands one loader to ``measure``.
 
     Args:
         measure: see `Measure`.
-        number: take the loader of this number, whatever it is; None takes the one that trains.
-        may_take: asked once, when a loader is about to be taken; no: another process has one.
+        number: takes the loader with this number, whatever it is; None: the one that trains.
+        may_take: asked before a loader is taken; False: another process measures.
         waited: called with another loader's description and the seconds of waiting for its batch.
         passed_over: called with a sentence while no optimizer has stepped in a loop yet.
-        patience_s: end the program once the loop that was taken has asked for nothing so long.
+        patience_s: ends the program when the measured loop asks for nothing for so long.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class Takeover:
     ) -> None:
         self.seen: list[Seen] = []  # every loader iterated so far, in order
         self.taken: Seen | None = None  # the one handed to measure
-        self.steps = 0  # batches that the program's loop was given by measure
-        self.beyond = 0  # those past the end of an epoch, in the longest epoch
-        self.thread: threading.Thread | None = None  # whose loop is measured
-        self.stalled = False  # whether the program was ended because its loop asked for nothing
+        self.steps = 0  # batches of the measurement that the loop was given
+        self.beyond = 0  # most of them past the end of an epoch
+        self.thread: threading.Thread | None = None  # of the measured loop
+        self.stalled = False  # whether the program was ended since its loop asked for nothing
         self.optimizers = Optimizers()
         self._measure = measure
         self._number = number
@@ -108,7 +108,7 @@ class Takeover:
         self._stream: Iterable[Batch] = ()
         self._running: Iterator[Batch] = iter(())
         self._measured: weakref.ref[Loop] | None = None
-        self._lost_since: int | None = None  # steps of optimizers
+        self._lost_since: int | None = None  # optimizer steps when a loop was first refused
         self._patches = replaced_iter(self._iterate)
 
     def __enter__(self) -> Takeover:
@@ -121,10 +121,10 @@ class Takeover:
         self._patches.__exit__(None, None, None)
         self.optimizers.__exit__()
 
-    # What the program's loops ask
+    # Asked by the program's loops
 
-    def may_be_the_one(self, loop: Loop) -> bool:
-        """Return whether ``loop`` may be taken over; asked when its first batch is asked for."""
+    def may_train(self, loop: Loop) -> bool:
+        """Return whether ``loop`` may be taken over, when its first batch is asked for."""
         seen = loop.seen
         if self.taken is not None:
             if seen.why_not == _NOT_ASKED:
@@ -148,8 +148,8 @@ class Takeover:
             seen.why_not = _ONE_BATCH
         return True
 
-    def is_the_one(self, loop: Loop) -> bool:
-        """Return whether ``loop`` trains; asked at each batch that it asks for after its first."""
+    def is_training_loop(self, loop: Loop) -> bool:
+        """Return whether ``loop`` is the training loop, at each batch after its first."""
         if self.taken is not None and self.taken is not loop.seen:
             return False
         stepped = self.optimizers.steps > loop.steps_before
@@ -172,7 +172,7 @@ class Takeover:
         return True
 
     def _lose(self, seen: Seen, why_not: str) -> None:
-        """Note why a loop that trains cannot be measured; end the program if it goes on so."""
+        """Note why a training loop cannot be measured; end the program if it goes on like this."""
         seen.why_not = why_not
         if self._lost_since is None:
             self._lost_since = self.optimizers.steps
@@ -190,10 +190,10 @@ class Takeover:
         self._watchdog.start()
 
     def next_measured(self, loop: Loop) -> Batch:
-        """Return the measurement's next batch; of several loops over its loader any may ask.
+        """Return the measurement's next batch, to any of several loops over its loader.
 
         Raises:
-            StopScript: it has measured enough. In the main thread too, if this is another.
+            StopScript: it has measured enough. Also raised in the main thread, if this is another.
         """
         if self._measured_loop() is not loop:
             self._measured = weakref.ref(loop)
@@ -214,11 +214,11 @@ class Takeover:
         return batch
 
     def waited_for(self, loop: Loop, seconds: float) -> None:
-        """Note what a loop other than the measured one waited for a batch."""
+        """Note how long another loop than the measured one waited for a batch."""
         if self.thread is threading.current_thread() and self._measured_loop() is not None:
             self._waited(f"loader {loop.seen.number} ({loop.seen.description})", seconds)
 
-    # What the program does
+    # Iteration
 
     def _iterate(self, loader: Loader, original: Original) -> Iterator[Batch]:
         seen = self._find(loader)
@@ -228,7 +228,7 @@ class Takeover:
         return Loop(self, seen, loader, original, batches)
 
     def _in_mid_epoch(self) -> bool:
-        """Return whether the measured loop goes on: then another ``iter()`` is a look at the data.
+        """Return whether the measured loop has batches left: another ``iter()`` only takes a look.
 
         A loop that counts its batches by ``len()`` never exhausts its iterator.
         """
@@ -255,7 +255,7 @@ class Takeover:
 
 
 class Loop:
-    """Iterates one epoch for the program's loop: the loader's own batches, or the measurement's."""
+    """Iterates an epoch for the program's loop: batches of the loader, or of the measurement."""
 
     def __init__(
         self,
@@ -268,26 +268,26 @@ class Loop:
         self.seen = seen
         self.loader = loader
         self.trains = True  # whether gradients were on when its first batch was asked for
-        self.given = 0  # batches
-        self.steps_before = 0  # of optimizers, before its last batch was asked for
-        self.asked_at = 0.0  # when that was, by the clock
+        self.given = 0  # batches so far
+        self.steps_before = 0  # optimizer steps when its last batch was asked for
+        self.asked_at = 0.0  # the time of that
         self._takeover = takeover
         self._original = original
         self._batches = batches  # None: the measurement's
-        self.watched = batches is not None  # whether it may still be the one
+        self.watched = batches is not None  # whether it may still be the training loop
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
         takeover = self._takeover
-        if self.watched and self.given and takeover.is_the_one(self):
+        if self.watched and self.given and takeover.is_training_loop(self):
             # The measurement begins an epoch of its own, after this one's workers have ended.
             self._batches, self.watched = None, False
             takeover.take(self, self._original)
         self.steps_before = takeover.optimizers.steps
         self.asked_at = time.monotonic()
-        with passing():  # loaders that a dataset iterates are its own business
+        with passing():  # a dataset may iterate loaders of its own
             batch = takeover.next_measured(self) if self._batches is None else self._next_own()
         self.given += 1
         return batch
@@ -309,7 +309,7 @@ class Loop:
         takeover = self._takeover
         if not self.given:
             self.trains = torch.is_grad_enabled()
-            self.watched = self.watched and takeover.may_be_the_one(self)
+            self.watched = self.watched and takeover.may_train(self)
         batch = next(self._batches)
         if takeover.taken not in (None, self.seen) and self.trains:
             takeover.waited_for(self, time.monotonic() - self.asked_at)

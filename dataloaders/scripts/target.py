@@ -1,4 +1,4 @@
-"""Runs somebody else's program in this process as ``python`` itself would run it.
+"""Runs a user's program in this process as ``python`` itself would.
 
     Target.script("train.py")     \\                     ┌ finished    came to its end
     Target.module("pkg.train")    / ── run(args) ──> Outcome ┤ exited      called sys.exit()
@@ -7,7 +7,7 @@
                                                           └ stopped     we ended it (StopScript)
 
 The program gets its own ``__main__``, ``sys.argv`` and ``sys.path[0]``, so that ``if __name__ ==
-"__main__"``, argparse, pickling of its classes and spawned workers all see what they expect.
+"__main__"``, argparse, pickling of its classes and spawned workers all work as usual.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Ending = Literal["finished", "exited", "raised", "interrupted", "stopped"]
 
 
 class ScriptError(DataLoadersError):
-    """The program that was named cannot be started."""
+    """The named program cannot be started."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Outcome:
     """Tells how a program ended."""
 
     ending: Ending
-    status: int  # that python would have exited with; 0 when we stopped it
-    error: BaseException | None = None  # that ended it; its traceback starts in the program
+    status: int  # the exit status that python would have had; 0 when we stopped it
+    error: BaseException | None = None  # which ended it; its traceback starts in the program
 
     def show_error(self) -> None:
         """Write the program's own failure to stderr, as ``python`` would have done."""
@@ -52,18 +52,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Target:
-    """Names a program: a file, or a module found on the import path as by ``python -m``."""
+    """Names a program: a file, or a module as for ``python -m``."""
 
-    name: str  # the path or the dotted name, as it was given
+    name: str  # the path or the dotted name, as given
     kind: Literal["file", "module"]
 
     @property
     def folder(self) -> Path:
-        """The folder that becomes ``sys.path[0]``: the file's own, or the current one."""
+        """The folder that becomes ``sys.path[0]``: that of the file, or the current one."""
         return Path(self.name).resolve().parent if self.kind == "file" else Path.cwd()
 
     def refuse_missing(self) -> None:
-        """Raise ScriptError if it is a file that is not there."""
+        """Raise ScriptError if it names a file that does not exist."""
         path = Path(self.name)
         if self.kind == "file" and not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"
@@ -74,8 +74,8 @@ class Target:
     def run(self, args: list[str]) -> Outcome:
         """Run the program to its end with ``args`` as its command line.
 
-        Its ``__main__`` module stays in place afterwards: what it registered with atexit, and
-        threads that outlive its last line, still need their globals.
+        Its ``__main__`` module stays in place afterwards: exit handlers, and threads that outlive
+        the program's last line, still need their globals.
 
         Raises:
             ScriptError: there is no such file or module, or it does not compile.
@@ -86,7 +86,7 @@ class Target:
         code, facts = self._load_file() if self.kind == "file" else self._load_module()
         main = ModuleType("__main__")
         main.__dict__.update(facts, __builtins__=__builtins__)
-        # The old module stays referenced: dropping it would clear the globals of its functions.
+        # A reference to the old module is kept: without one the globals of its functions are gone.
         _replaced_mains.append(sys.modules["__main__"])
         sys.modules["__main__"] = main
         return _execute(code, main)
@@ -101,13 +101,13 @@ class Target:
         except (SyntaxError, ValueError) as error:
             raise ScriptError(f"{self.name!r} does not compile: {error}") from error
         loader = importlib.machinery.SourceFileLoader("__main__", path)
-        # No spec: multiprocessing then tells spawned workers to run the file by its path.
+        # Without a spec, multiprocessing has spawned workers run the file by its path.
         none = dict.fromkeys(("__cached__", "__package__", "__spec__"))
         return code, {**none, "__file__": path, "__loader__": loader}
 
     def _load_module(self) -> tuple[CodeType, dict[str, object]]:
         try:
-            # As pdb and trace do: for a package it is its __main__, which it imports first.
+            # As pdb and trace do. It imports a package, and returns the package's __main__.
             _, spec, code = runpy._get_module_details(self.name)  # type: ignore[attr-defined]
         except ImportError as error:
             if error.name is not None:  # an import of its own failed
@@ -127,7 +127,7 @@ class Target:
 
 
 def hidden_by(folder: Path, package: str) -> Path | None:
-    """Return what in ``folder`` scripts there import as ``package`` instead of ours, or None."""
+    """Return what scripts in ``folder`` import as ``package`` in place of ours, or None."""
     ours = Path(__file__).resolve().parents[2] / package
     as_file, as_folder = folder / f"{package}.py", folder / package
     if as_file.is_file():
@@ -142,7 +142,7 @@ _replaced_mains: list[ModuleType] = []
 
 def _execute(code: CodeType, main: ModuleType) -> Outcome:
     usual = threading.excepthook
-    # No traceback of a thread of the script whose loop was stopped.
+    # A thread of the script whose loop was stopped prints no traceback.
     threading.excepthook = lambda args: (
         None if issubclass(args.exc_type, StopScript) else threading.__excepthook__(args)
     )
@@ -169,7 +169,7 @@ def _execute(code: CodeType, main: ModuleType) -> Outcome:
 
 
 def _from_script(error: BaseException) -> BaseException:
-    """Return ``error`` with the frames of this file cut off the front of its traceback."""
+    """Return ``error`` with this file's frames cut off the front of its traceback."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
