@@ -3,11 +3,9 @@
     check   python -m dataloaders check [--budget S] SCRIPT
     truth   the script's own steps a second, with its input as it is and with input that is free
 
-Ours are the shapes of `bench.loop_shapes`, whose load can be set to nothing. Scripts of others are
-run where they are: ``BENCH_SCRIPTS`` names a JSON file, a list of ``{"name": ..., "command":
-["train.py", "--", "--epochs", "3"], "folder": ..., "path": [...]}`` (`bench.third_party` makes
-one); their truth is the rate of their own loop on its
-loader's batches and on eight of these, over and over (``python -m bench.scripts``).
+These are the shapes of `bench.loop_shapes`, whose load can be set to nothing; `bench.third_party`
+has scripts of others. ``python -m bench.scripts [--resident] SCRIPT`` prints the rate of the loop
+of any script: on its loader's batches, or on eight of these, over and over.
 """
 
 from __future__ import annotations
@@ -155,8 +153,15 @@ def run(scale: Scale) -> Result:
     )
     steps = scale.pick(full=300, tiny=10)
     scripts = [of_ours(name, *load, steps) for name in shapes for load in loads]
-    scripts += [] if scale.tiny else _of_others()
-    found = [examined(script, scale.pick(full=20.0, tiny=1.0)) for script in scripts]
+    return compared(scripts, scale.pick(full=20.0, tiny=1.0))
+
+
+def compared(scripts: list[Script], budget_s: float) -> Result:
+    """Return what the check says of each script, beside its truth."""
+    return result_of([examined(script, budget_s) for script in scripts])
+
+
+def result_of(found: list[Examined]) -> Result:
     wrong, failed = sum(one.wrong for one in found), sum(one.failed for one in found)
     open_ = sum(not one.answered for one in found)
     return Result(
@@ -186,18 +191,6 @@ def of_ours(name: str, load: float, step: float, workers: int, steps: int) -> Sc
         launcher=_TORCHRUN if name == "ranks" else (),
         ours=True,
     )
-
-
-def _of_others() -> list[Script]:
-    listed = os.environ.get("BENCH_SCRIPTS")
-    scripts = json.loads(Path(listed).read_text()) if listed else []
-    brute = ("-m", "bench.scripts")
-    return [
-        Script(one["name"], tuple(one["command"]),
-               ((*brute, *one["command"]), (*brute, "--resident", *one["command"])),
-               Path(one.get("folder", ".")), tuple(one.get("path", ())))
-        for one in scripts
-    ]  # fmt: skip
 
 
 def _brute_force(words: list[str], seconds: float = 30.0) -> None:
@@ -233,13 +226,9 @@ def _brute_force(words: list[str], seconds: float = 30.0) -> None:
     print(f"\nsteps a second: {rates[0]:.4f}" if rates else "no loop over a loader was counted")
 
 
+BAR = "no wrong verdict, no failure, at most one in ten inconclusive, no finding in ours"
 CASES = [
-    Case(
-        "scripts",
-        "Does the check work on whole training scripts, and is it right?",
-        "no wrong verdict, no failure, at most one in ten inconclusive, no finding in ours",
-        run,
-    )
+    Case("scripts", "Is the check right on whole training scripts?", BAR, run),
 ]
 
 if __name__ == "__main__":

@@ -1,26 +1,37 @@
-"""Scripts of others for ``bench.scripts``: data made of a few photos and digits, and one JSON list.
+"""``dataloaders check`` on unmodified scripts of others: is it right?
 
-    python -m bench.third_party DATA CODE [SITE] > scripts.json
-    BENCH_SCRIPTS=scripts.json python -m bench scripts
+    BENCH_DATA=DATA BENCH_CODE=CODE [BENCH_SITE=SITE] python -m bench third_party
 
 DATA holds ``photos/*/*.jpg`` and ``mnist/t10k-*.gz``. CODE holds checkouts of pytorch/examples,
 pytorch-image-models, pytorch-lightning, vision, transformers, ignite and minGPT, under these names;
 SITE holds what they import beside this project's packages, where that is not installed. Scripts
 that are not there are left out. Nothing is downloaded, and nothing is changed in CODE but links to
 the data; data and working folders are made in ``CODE/run``.
+
+The truth is the rate of a script's own loop on eight of its batches, over and over, divided by the
+rate on all of them.
 """
 
 from __future__ import annotations
 
 import gzip
-import json
+import os
 import sys
 from pathlib import Path
-from typing import Any
+
+from bench.harness import Case, Result, Scale
+from bench.scripts import BAR, Script, compared
 
 
-def scripts(data: Path, code: Path, *sites: Path) -> list[dict[str, Any]]:
-    """Make the data and return what ``BENCH_SCRIPTS`` names, of the scripts that are there."""
+def run(scale: Scale) -> Result:
+    names = ("BENCH_DATA", "BENCH_CODE", "BENCH_SITE")
+    places = [Path(os.environ[name]).resolve() for name in names if name in os.environ]
+    found = scripts(*places) if len(places) > 1 and not scale.tiny else []
+    return compared(found, scale.pick(full=20.0, tiny=1.0))
+
+
+def scripts(data: Path, code: Path, *sites: Path) -> list[Script]:
+    """Make the data and return the scripts that are there."""
     run = code / "run"
     photos, mnist = _photos(data, run / "photos"), run / "data"
     _digits(data, mnist)
@@ -29,8 +40,6 @@ def scripts(data: Path, code: Path, *sites: Path) -> list[dict[str, Any]]:
     imported = [str(site) for site in sites]
     _text(code, run, imported)
     folder = f"{photos}"
-    language = code / "transformers/examples/pytorch/language-modeling"
-    text = f"--train_file {run / 'text.txt'} --model_type gpt2 --tokenizer_name {run / 'words'} "
     listed = [
         ("mnist", examples / "mnist/main.py", "--epochs 3"),
         ("mnist_rnn", examples / "mnist_rnn/main.py", "--epochs 3"),
@@ -56,18 +65,12 @@ def scripts(data: Path, code: Path, *sites: Path) -> list[dict[str, Any]]:
         ("fabric_torch", lightning / "fabric/image_classifier/train_torch.py", "--epochs 5"),
         ("fabric", lightning / "fabric/image_classifier/train_fabric.py", "--epochs 5"),
         ("fabric_kfold", lightning / "fabric/kfold_cv/train_fabric.py", "--epochs 5"),
-        ("hf_trainer", language / "run_clm.py",
-         f"{text} --config_overrides n_embd=128,n_layer=4,n_head=4,n_positions=128 "
-         "--block_size 128 --do_train --per_device_train_batch_size 8 "
-         "--gradient_accumulation_steps 4 --num_train_epochs 3 --output_dir out --use_cpu "
-         "--report_to none"),
-        ("accelerate", language / "run_clm_no_trainer.py",
-         f"{text} --block_size 64 --per_device_train_batch_size 2 "
-         "--gradient_accumulation_steps 2 --num_train_epochs 3 --output_dir out"),
+        ("hf_trainer", code / "transformers/examples/pytorch/language-modeling/run_clm.py",
+         f"--train_file {run / 'text.txt'} --model_type gpt2 --tokenizer_name {run / 'words'} "
+         "--config_overrides n_embd=128,n_layer=4,n_head=4,n_positions=128 --block_size 128 "
+         "--do_train --per_device_train_batch_size 8 --gradient_accumulation_steps 4 "
+         "--num_train_epochs 3 --output_dir out --use_cpu --report_to none"),
         ("ignite", code / "ignite/examples/mnist/mnist.py", ""),
-        ("ignite_resumed", code / "ignite/examples/mnist/mnist_save_resume_engine.py", ""),
-        ("ignite_gan", code / "ignite/examples/gan/dcgan.py",
-         "--dataset mnist --dataroot data --batch-size 16 --workers 1 --output-dir out"),
         ("mingpt", code / "minGPT/projects/adder/adder.py", "--system.work_dir=out"),
     ]  # fmt: skip
     found = []
@@ -79,13 +82,16 @@ def scripts(data: Path, code: Path, *sites: Path) -> list[dict[str, Any]]:
         _link(run / "data", where / "data", where.parent / "data")
         _link(run / "data/MNIST", where / "MNIST")
         _link(run / "bsds", where / "dataset")
+        command = (str(script), "--", *words.split())
+        brute = ("-m", "bench.scripts")
         found.append(
-            {
-                "name": name,
-                "command": [str(script), "--", *words.split()] if words else [str(script)],
-                "folder": str(where),
-                "path": [*imported, str(code / "minGPT"), str(script.parent)],
-            }
+            Script(
+                name,
+                command,
+                ((*brute, *command), (*brute, "--resident", *command)),
+                where,
+                (*imported, str(code / "minGPT"), str(script.parent)),
+            )
         )
     return found
 
@@ -142,5 +148,4 @@ def _link(to: Path, *places: Path) -> None:
             place.symlink_to(to)
 
 
-if __name__ == "__main__":
-    print(json.dumps(scripts(*(Path(word).resolve() for word in sys.argv[1:])), indent=1))
+CASES = [Case("third_party", "Is the check right on unmodified scripts of others?", BAR, run)]

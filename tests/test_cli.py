@@ -170,6 +170,9 @@ def test_no_loader_lists_what_was_seen(command):
     done = command("check", write("print('no torch here')", "", "plain.py"))
     assert done.status == 3
     assert "check_bottleneck(loader, step)" in done.err
+    done = command("check", write("import no_such_package", "", "plain.py"))
+    assert done.status == 1
+    assert done.err.endswith("iterated 0 of them\nthe script failed before that\n")
 
 
 def test_a_hidden_package_is_reported_with_both_paths(command, tmp_path):

@@ -112,10 +112,10 @@ def no_loader(takeover: Takeover, outcome: Outcome, started: int = 0) -> int:
         return outcome.status
     lines = [f"no loader was taken over; the script iterated {len(takeover.seen)} of them"]
     lines += [f"  {seen.number}. {seen.description}: {seen.why_not}" for seen in takeover.seen]
-    if takeover.seen:
+    if outcome.ending == "raised":
+        lines.append("the script failed before that")
+    elif takeover.seen:
         lines.append("choose one with --loader N, its number in this list")
-    elif outcome.ending == "raised":
-        lines.append("it failed before its first loop over a torch.utils.data.DataLoader")
     elif started:
         lines.append(
             f"it started {started} processes, and none of them trained in a loop over a "

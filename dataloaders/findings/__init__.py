@@ -1,12 +1,12 @@
-"""What of the step itself could be faster.
+"""Finds what slows the training step itself down.
 
     Watch ──some steps of the warm-up──> Facts ──rules──> Finding, Finding, ...
 
-watch      a step seen operator by operator; nothing that it computes changes
-sites      where on the stack an operator was called
+watch      watches steps operator by operator; what they compute does not change
+sites      finds the line of the user's code that called an operator
 facts      what was seen, and the settings that it ran under, as plain values
-rules      the tuning guides' list, one decision on facts each
-toggles    what of it can be tried from outside, around blocks of steps
+rules      the tuning guides' list: a decision on facts for each entry
+toggles    settings that can be tried from outside, around blocks of steps
 probe      the largest batch that the step takes, and its rate at each size
 """
 

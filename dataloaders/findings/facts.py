@@ -1,4 +1,4 @@
-"""What was seen of a step, and the settings that it ran under, as plain values."""
+"""Facts about a step and the settings that it ran under, as plain values."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ KINDS = ("product", "convolution")
 
 
 class Place(NamedTuple):
-    """Names something that a step does at one place of the user's code."""
+    """Names what a step does at one place of the user's code."""
 
     kind: str  # "sync", "moved", "zeroed", "chain", "empty_cache", "bias" or "debugging"
-    what: str  # it in words, such as ".item()" or a module's name
+    what: str  # in words, such as ".item()" or a module's name
     device: str  # the type of the device on which it happens
-    where: str | None  # file:line; None if no frame of the user's was on the stack
+    where: str | None  # file:line; None without a frame of the user's code on the stack
 
 
 @dataclass(frozen=True)
 class Facts:
     """Holds what the rules decide on."""
 
-    device: str = "cpu"  # the type of that which does most of the step's arithmetic
-    # What each watched step does -> how much of it: times, bytes or operators, the least of them.
+    device: str = "cpu"  # the type of the device that does most of the step's arithmetic
+    # What every watched step does -> how much of it, in the step with the least: times, bytes or
+    # operators.
     places: Mapping[Place, int] = field(default_factory=dict)
-    # What a step does -> file:line of the first of it: "product", "convolution", "backward", ...
+    # "product", "convolution", "backward", ... -> file:line of the first one in a step
     sites: Mapping[str, str] = field(default_factory=dict)
     # (device type, dtype, kind) -> floating-point operations; attention counts as products.
     flops: Mapping[tuple[str, torch.dtype, str], int] = field(default_factory=dict)
-    convolutions: int = 0  # in a step, forward
-    fixed_shapes: bool = True  # theirs, in all watched steps
+    convolutions: int = 0  # in the forward pass
+    fixed_shapes: bool = True  # whether their shapes were the same in all watched steps
     varied: bool = False  # whether batches differ in shape
     planar: int = 0  # 2-d convolutions whose inputs of several channels are in NCHW order
-    autotuner: bool = False  # cuDNN's flags, as the convolutions ran under them
+    autotuner: bool = False  # this and the next: cuDNN's flags when the convolutions ran
     deterministic: bool = False
     convolution_tf32: bool = True
     matmul_precision: str = "highest"  # torch's, for float32
@@ -48,9 +49,9 @@ class Facts:
     reduces_early: bool = False  # whether DDP reduced in a step after which no optimizer stepped
     cycle: int = 1  # batches to one step of the optimizer
     checkpointed: bool = False  # whether activations are computed again in the backward pass
-    half: torch.dtype | None = None  # of 16 bits, if multiplied faster than float32
-    tf32: bool = False  # whether the device has it
-    memory: float | None = None  # share of the device's that the step took at its most
+    half: torch.dtype | None = None  # 16 bits, if the device multiplies these faster than float32
+    tf32: bool = False  # whether the device has TF32
+    memory: float | None = None  # the largest share of the device's memory that the step took
     threads: int = 1  # these four are this process's
     cores: int = 1
     workers: int = 0
@@ -68,7 +69,7 @@ class Facts:
 
 
 def environment(device: str) -> dict[str, object]:
-    """Return the `Facts` of the machine, for a step on ``device``; initialises no device."""
+    """Return `Facts` fields about the machine for a step on ``device``; initialise no device."""
     facts: dict[str, object] = {
         "threads": torch.get_num_threads(),
         "cores": resources.usable_cores(),

@@ -1,7 +1,7 @@
-"""Find the largest batch that the step takes, and its rate at each size; no data is read.
+"""Finds the largest batch that a step takes, and its rate at each size, without reading data.
 
 a batch, or TensorSpecs ──its samples repeated──> batches of 2, 4, 8 … times the size
-    ──step──> seconds, memory at the most │ out of memory ──> halves of the gap in between
+    ──step──> seconds, peak memory │ out of memory ──> the gap in between is halved
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Trial:
     """Says what one batch size needs."""
 
     batch_size: int
-    seconds: Interval | None = None  # of a step, the first two left out; None: out of memory
-    memory: int | None = None  # bytes at most: of the device's tensors, else the resident set
-    why_not: str | None = None  # it does not fit; None if it does
+    seconds: Interval | None = None  # of a step, without the first two; None: out of memory
+    memory: int | None = None  # peak, in bytes: the device's tensors, else the resident set
+    why_not: str | None = None  # why it does not fit; None if it does
 
     @property
     def rate(self) -> float:
@@ -52,13 +52,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class Probe:
-    """Holds the sizes that were tried, smallest first."""
+    """Holds the trials, smallest batch first."""
 
     trials: tuple[Trial, ...]
 
     @property
     def largest(self) -> int | None:
-        """Return the largest batch size that fits, of those tried; None if none does."""
+        """Return the largest batch size that fits, of those tried; None if none fits."""
         return max((one.batch_size for one in self.trials if one.why_not is None), default=None)
 
     @property
@@ -101,13 +101,13 @@ def probe_batch_sizes(
 ) -> Probe:
     """Return how fast ``step`` is at growing batch sizes, up to the largest that fits in memory.
 
-    Doubles the size until one does not fit, then halves the gap to a sixteenth of the size. The
-    step really runs: a step that trains, trains. Random states are put back.
+    The size doubles until one does not fit; then the gap is halved down to a sixteenth of the size.
+    The step really runs and trains its model. Random states are restored.
 
     Args:
-        batch: one batch of the loader, or the same nest with a `TensorSpec` for each tensor. With
-            sequences of several lengths give the longest: every size is tried with that.
-        step: takes one batch; copies it to its device itself, unless ``device`` is given.
+        batch: one batch of the loader, or the same nest with a `TensorSpec` for each tensor. Of
+            sequences that vary in length, give the longest: every size is tried with that.
+        step: takes one batch; copies it to its device, unless ``device`` is given.
         batch_size: samples in ``batch``; None: the first size of its first tensor.
         most: the largest size to try.
         seconds_each: how long to measure each size, after two steps; three steps at least.
@@ -115,7 +115,7 @@ def probe_batch_sizes(
 
     Raises:
         OptionError: ``batch`` holds nothing that has one row a sample.
-        Exception: whatever the step raises, but for running out of memory.
+        Exception: whatever the step raises, except for running out of memory.
     """
     if not any(True for _ in leaves(batch)):
         batch = Recipe.spec(batch).make(torch.device("cpu"), torch.Generator().manual_seed(0))
@@ -162,10 +162,10 @@ def trial_steps(
     seconds: float = 1.0,
     device: torch.device | str | None = None,
 ) -> Generator[Batch, None, Trial]:
-    """Yield batches of ``size`` samples to a loop whose body is the step; return what it took.
+    """Yield batches of ``size`` samples to a loop whose body is the step; return the trial.
 
-    Where main memory cannot hold it, as far as ``before`` tells, no batch is yielded: the kernel
-    would kill the process.
+    If the trials ``before`` say that main memory cannot hold the size, no batch is yielded: the
+    kernel would kill the process.
     """
     if not _on_cuda() and (need := _more_memory(size, before)) > resources.available_memory():
         return Trial(size, why_not=f"main memory has no room for {need / 2**20:.0f} MiB more")
@@ -184,15 +184,15 @@ def trial_steps(
 
 
 def rows_of(batch: Batch) -> int:
-    """Return the first size of the first tensor that has one: samples; 0 without one."""
+    """Return the number of samples: the first size of the first tensor that has one, else 0."""
     return next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
 
 
 def resized(batch: Batch, of: int, size: int) -> Batch:
-    """Return a batch of ``size`` samples: those of ``batch``, which has ``of``, in their order.
+    """Return a batch of ``size`` samples: the ``of`` samples of ``batch``, repeated in place.
 
     Raises:
-        OptionError: nothing in it has one row a sample.
+        OptionError: nothing in it has a row for each sample.
     """
     rows = [row * of // size for row in range(size)]
     changed = False
@@ -218,14 +218,14 @@ def resized(batch: Batch, of: int, size: int) -> Batch:
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Return whether ``error`` says that memory ran out, a device's or the host's."""
+    """Return whether ``error`` says that memory ran out, on a device or the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def _more_memory(size: int, before: list[Trial]) -> float:
-    """Return the bytes that ``size`` needs beyond what the process has, by the sizes before."""
+    """Return the bytes that ``size`` needs more than the process has, judged by other sizes."""
     known = sorted((one.batch_size, one.memory) for one in before if one.memory is not None)
     if len(known) < 2:
         return 0.0
@@ -242,7 +242,7 @@ def _forget_peak() -> None:
     if _on_cuda():
         torch.cuda.reset_peak_memory_stats()
         return
-    with contextlib.suppress(OSError):  # elsewhere than on Linux no peak is told
+    with contextlib.suppress(OSError):  # only Linux tells the peak
         Path("/proc/self/clear_refs").write_text("5")  # the resident set's peak, see proc(5)
 
 
@@ -251,7 +251,7 @@ def _peak() -> int | None:
 
 
 def _status(name: str) -> int:
-    """Return a field of the process's status in bytes; 0 where there is none."""
+    """Return a field of /proc/self/status in bytes; 0 where there is none."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

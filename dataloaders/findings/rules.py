@@ -2,8 +2,7 @@
 
     Facts ──findings_of──> Finding, Finding, ...
 
-What speaks of arithmetic asks for a step that has enough of it (`_WORTH`): on a few thousand
-operations no setting of it shows.
+Rules about arithmetic ask for a step that has enough of it (`_WORTH`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataloaders.findings.facts import Facts
 from dataloaders.measuring.intervals import Interval
 
 _WORTH = 10**9
-"""Floating-point operations of a step from which the way that they are done is worth a change."""
+"""Floating-point operations of a step from which a faster way to do them shows."""
 _SHORTEST_CHAIN = 3
 _FULL = 0.9
 
@@ -37,12 +36,12 @@ class Finding:
 
     Attributes:
         name: of the entry, such as "synchronisation".
-        message: what was found, why it costs, and what to write instead.
+        message: what was found, why it costs time, and what to write instead.
         where: ``file:line`` in the user's code, or None.
         source: the guide that the advice comes from, its section, and ", " with its address.
-        gain: seconds a batch that the change would save, measured; None if it was not measured.
-        anyway: whether it holds whatever holds the loop back: something left on, a wait that keeps
-            the host from running ahead.
+        gain: seconds a batch that the change saves, as measured; None if it was not measured.
+        anyway: whether it counts under every verdict: something left on, or a wait that keeps the
+            host from running ahead of the device.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Finding:
 
 
 def findings_of(facts: Facts | None) -> tuple[Finding, ...]:
-    """Return what the list finds in ``facts``, in its order; nothing without facts."""
+    """Return the findings of all rules, in the list's order; none without facts."""
     if facts is None:
         return ()
     return (*_left_on(facts), *_processes(facts), *_model(facts), *_arithmetic(facts),
@@ -72,7 +71,7 @@ def findings_of(facts: Facts | None) -> tuple[Finding, ...]:
 
 
 def _left_on(facts: Facts) -> Iterator[Finding]:
-    """Yield what holds whatever the verdict is."""
+    """Yield what was left on, and waits for the device."""
 
     def found(name: str, message: str, where: str | None, source: str) -> Finding:
         return Finding(name, message, where, source, anyway=True)
@@ -92,7 +91,7 @@ def _left_on(facts: Facts) -> Iterator[Finding]:
                 "ahead: do it every so many steps, or keep the value on the device"
             )
             yield found("synchronisation", message, place.where, guide)
-    if copies:  # nearly every script has some: they are said where the step is the limit
+    if copies:  # nearly every script has some, so they are no `anyway`
         lines = ", ".join(str(place.where) for place in copies[1:])
         message = (
             f"{copies[0].what} waits for the device in each step{lines and f' (also {lines})'}: "
@@ -205,7 +204,7 @@ def _arithmetic(facts: Facts) -> Iterator[Finding]:
 
 
 def _around(facts: Facts) -> Iterator[Finding]:
-    """Yield what concerns cores and memory."""
+    """Yield findings about cores and memory."""
     if threads := _threads(facts):
         yield Finding("threads", threads, None, _guide("CPU specific optimizations"))
     if facts.contention is not None and facts.device == "cpu" and facts.workers:

@@ -1,4 +1,4 @@
-"""Where on the stack an operator was called, and which modules run.
+"""Finds on the stack where an operator was called, and which modules run.
 
 user's frame ──> torch's frames ──> this mode ──> site_here()
 file:line        which part of it
@@ -28,8 +28,8 @@ class Site(NamedTuple):
     """Says where an operator was called."""
 
     where: str | None  # file:line of the user's innermost frame
-    torch: tuple[str, ...]  # files and functions of torch between that frame and the operator
-    call: tuple[object, int] | None  # innermost; None in a thread of autograd's own
+    torch: tuple[str, ...]  # torch's files and functions between that frame and the operator
+    call: tuple[object, int] | None  # the innermost call; None in a thread of autograd
 
     def within(self, *prefixes: str) -> bool:
         """Return whether it was called from one of these parts of torch."""
@@ -39,7 +39,7 @@ class Site(NamedTuple):
 def modules_running() -> list[torch.nn.Module]:
     """Return the modules whose methods are on the stack, innermost first.
 
-    A global hook would tell them too, but torch warns of it where a model is compiled.
+    A global hook would do as well, but torch warns of it where a model is compiled.
     """
     running = []
     frame: FrameType | None = sys._getframe(1)
@@ -52,10 +52,10 @@ def modules_running() -> list[torch.nn.Module]:
 
 
 def site_here() -> Site:
-    """Return where the operator that is dispatched was called; stops at our own check."""
+    """Return where the operator being dispatched was called."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _room(frame.f_code.co_filename).startswith(_MODES):
-        frame = frame.f_back  # this mode, one that is inside it, and what torch wraps them in
+        frame = frame.f_back  # dispatch modes, and torch's wrappers of them
     call = None if frame is None else (frame.f_code, frame.f_lasti)
     between: list[str] = []
     while frame is not None:
@@ -74,7 +74,7 @@ def site_here() -> Site:
 
 @functools.cache
 def _room(path: str) -> str:
-    """Return whose a file is: "ours", "user", "installed", or its path below torch's folder."""
+    """Return whose file it is: "ours", "user", "installed", or its path below torch's folder."""
     if path.startswith(_OURS):
         return "ours"
     if path.startswith(_TORCH):

@@ -1,8 +1,8 @@
-"""Settings that can be tried from outside, around blocks of steps, on synthetic input.
+"""Settings that can be tried from outside, around blocks of steps on synthetic input.
 
 round     plain │ autocast │ matmul-precision …     blocks, interleaved, as those of the check
 
-Each is a context around a block; what it gives makes the context around one step of that block.
+A toggle is a context around a block; it yields what makes the context around each step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Toggle: TypeAlias = Callable[[Facts, Watch], AbstractContextManager[Around]]
 def _autocast(facts: Facts, watch: Watch) -> Iterator[Around]:
     if facts.half == torch.float16:
         raise RuntimeError("in float16 the loss has to be scaled, too")
-    # Entered anew for each step: its cache of casted weights ends with it.
+    # A context for each step: autocast's cache of casted weights ends with it.
     yield lambda: torch.autocast(facts.device, dtype=facts.half)
 
 
@@ -51,9 +51,9 @@ def _attribute(owner: Any, name: str, value: Any) -> Toggle:
 
 @contextmanager
 def _channels_last(facts: Facts, watch: Watch) -> Iterator[Around]:
-    """Rearrange weights, buffers and the optimizers' state, in the same objects, and put all back.
+    """Rearrange weights, buffers and the optimizers' state in place; restore them afterwards.
 
-    The first convolution rearranges its images, as it would if the model alone were changed.
+    Images stay as they are: the first convolution rearranges them, as in training.
     """
     models = list(watch.convolving)
     weights = {weight for model in models for weight in model.parameters() if weight.dim() == 4}
@@ -75,12 +75,12 @@ def _channels_last(facts: Facts, watch: Watch) -> Iterator[Around]:
         yield nullcontext
     finally:
         for tensor, data in kept:
-            tensor.data = data.copy_(tensor.data)  # the memory that others may look at, too
+            tensor.data = data.copy_(tensor.data)  # into the old memory, which may be shared
         _arrange_gradients(weights)
 
 
 def _arrange_gradients(weights: set[torch.nn.Parameter]) -> None:
-    """Give gradients the order in memory that their weights have."""
+    """Give gradients the memory format of their weights."""
     for weight in weights:
         if weight.grad is not None:
             weight.grad.data = torch.empty_like(weight.data).copy_(weight.grad.data)
@@ -95,4 +95,4 @@ TOGGLES: dict[str, Toggle] = {
     "channels-last": _channels_last,
     "autocast": _autocast,  # last: a step that fails under it may end the loop
 }
-"""By the name of the finding whose gain each measures, in the order in which to try them."""
+"""By the name of the finding whose gain each one measures, in the order of trial."""
