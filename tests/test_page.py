@@ -16,7 +16,7 @@ HEADINGS = [
     "What the step takes on each input",
     "Where the time of a batch goes",
     "What preparing a sample costs",
-    "How long single batches are waited for",
+    "How long the step waits for a batch",
     "What each change would gain",
     "Some steps",
     "What slows the step down",

@@ -49,8 +49,8 @@ def charts(report: Report) -> dict[str, str]:
     """Return SVG elements by the page's sections, for those that have something to show."""
     made = {
         "arms": _drawn(_arms, report, "ms a batch, 95 % interval"),
-        "stalls": _drawn(_waterfall, report, "ms of a batch, and share of the loop"),
-        "preparation": _drawn(_preparation, report, "ms a sample of one worker, and share"),
+        "stalls": _drawn(_waterfall, report, "ms a batch, and share of the loop"),
+        "preparation": _drawn(_preparation, report, "ms a sample in one worker, and share"),
         "candidates": _drawn(_candidates, report, "times as fast as now, 95 % interval"),
         "timeline": _drawn(_timeline, report, "ms, on the host's clock"),
     }
@@ -170,7 +170,7 @@ def _drawn(draw: Callable[[Any, Report], Iterator[str]], report: Report, unit: s
         short = [name if len(name) <= 26 else f"{name[:25]}…" for name in names]
         axes.set_yticks(range(len(names)), short)
         axes.set_ylim(len(names) - 0.4, -0.6)
-        axes.set_xlabel(unit)
+        figure.supxlabel(unit, fontsize="medium")
         file = io.StringIO()
         none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=none)

@@ -135,7 +135,7 @@ def in_order(found: Mapping[str, T], names: Iterable[str]) -> list[tuple[str, T]
 def waits(report: Report) -> Table:
     """Return how long single batches are waited for."""
     found = report.waits or {}
-    kinds = {"p50": "half of them at most", "p99": "99 of 100 at most", "longest": "the longest"}
+    kinds = {"p50": "median", "p99": "99th percentile", "longest": "longest"}
     rows = [(text, milliseconds(found[key])) for key, text in kinds.items() if key in found]
     return Table(("wait for one batch", "ms"), rows)
 
