@@ -1,10 +1,10 @@
-"""What a remedy would gain, computed from short measured runs of a loop's stages.
+"""What a change of the input would gain, computed from short measured runs of a loop's stages.
 
-model.py       torch's queue between workers and the step, batch by batch
-taking.py      what a worker costs the process that takes its batches
-alone.py       a batch of the dataset and from a small cache, without a step
-stages.py      a loop's stages, and its seconds a batch after a change of them
-candidates.py  what if: each remedy's seconds and speed-up with intervals, or why it is out
+taking.py      seconds to take a batch from a worker, and to start a worker
+alone.py       seconds of a batch without a step, from the dataset and from small caches
+model.py       the queue between torch's workers and the step, batch by batch
+stages.py      the measured stages of a loop; its seconds a batch after a change of them
+candidates.py  the changes: predicted seconds and speed-ups with intervals, or why one is out
 """
 
 from dataloaders.predicting.alone import build, seconds_alone

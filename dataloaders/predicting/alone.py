@@ -1,7 +1,7 @@
-"""The seconds of a batch without a step, as the loader makes it and from caches, in turns.
+"""Seconds of a batch without a step, from the dataset and from small caches of some samples.
 
-some samples ───────────────────> stock, without workers and with one ──┐ in turns, so that a
-             └──small caches──> h5, without workers and with one ───────┘ machine's moods cancel
+some samples ───────────────────> stock, without workers and with one ──┐ in turns: changes of the
+             └──small caches──> h5, without workers and with one ───────┘ machine's speed cancel
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataloaders.specification import view_of
 __all__ = ["Alone", "build", "seconds_alone"]
 
 Alone = dict[tuple[str | None, int], float]
-"""Seconds by how a cache stores images ("": raw; None: no cache), and number of workers."""
+"""Seconds of a batch by how a cache stores images ("": raw; None: no cache) and by workers."""
 
 _BUILD_S, _FEWEST, _MOST = 1.0, 8, 64  # of the small cache: seconds of one process, samples
 _BATCH_S = 0.1  # batches of samples that take long are smaller
@@ -45,15 +45,15 @@ def seconds_alone(
     formats: Sequence[str] = (),
     now: Callable[[], float] = time.perf_counter,
 ) -> tuple[Alone, str]:
-    """Return the mean seconds of a batch, and why a cache is not among them; "" if it is.
+    """Measure seconds of a batch; return them, and why no cache is among them ("" if one is).
 
     Args:
         loader: a torch DataLoader over a map-style dataset.
-        size: samples of a batch.
-        sample_s: seconds of one, now.
-        workers: 0 reads in this process, whose random states are kept.
-        formats: ways to store images beside raw, tried where the cache has some.
-        now: the time.
+        size: samples in a batch.
+        sample_s: seconds to prepare one sample.
+        workers: numbers of workers; 0 reads in this process, whose random states are kept.
+        formats: ways to store images beside raw, measured if the samples hold images.
+        now: returns the time.
     """
     draw, length = random.Random(0), len(loader.dataset)
     sample_s = max(1e-6, sample_s)
@@ -91,19 +91,19 @@ def seconds_alone(
             for (name, count), batches in open_.items():
                 mean = _turn(batches, now) if count else _turn_here(batches, now, other)
                 took[name, count].append(mean)
-                time.sleep((count > 0) * _IN_FLIGHT * mean)  # its worker is at work until then
+                time.sleep((count > 0) * _IN_FLIGHT * mean)  # until its worker is idle
         return {name: statistics.median(each) for name, each in took.items()}, reason
 
 
 def build(dataset: Any, path: str | Path, loader: Any, images: Any = None) -> Any:
-    """Build a cache of ``dataset`` in workers like the loader's, without a word, and return it."""
+    """Build a cache of ``dataset`` in workers like the loader's, print nothing, and return it."""
     from dataloaders.cache import precompute
 
     return precompute(
         dataset,
         path,
         images=images or None,
-        announce=lambda told: None,
+        announce=lambda text: None,
         multiprocessing_context=loader.multiprocessing_context,
         worker_init_fn=loader.worker_init_fn,
     )
@@ -115,7 +115,7 @@ def _holds_images(cached: Any) -> bool:
 
 
 class _Keys:
-    """Batches of row numbers without end."""
+    """An endless sampler of row numbers, one by one or in batches of ``size``."""
 
     def __init__(self, rows: int, size: int | None, seed: int) -> None:
         self._rows, self._size, self._draw = rows, size, random.Random(seed)
@@ -144,7 +144,7 @@ def _view(loader: Any, some: Any, size: int, count: int, draw: random.Random) ->
 
 
 def _turn(batches: Iterator[Any], now: Callable[[], float]) -> float:
-    """Return the mean seconds of some batches, after those that were ready."""
+    """Return the mean seconds of some batches, measured after the ones that were ready."""
     for _ in range(_IN_FLIGHT + 1):
         next(batches)
     begin, count = now(), 0
@@ -155,11 +155,11 @@ def _turn(batches: Iterator[Any], now: Callable[[], float]) -> float:
 
 
 def _turn_here(batches: Iterator[Any], now: Callable[[], float], other: Any) -> float:
-    """Return the mean seconds of some batches, each after a step with memory of its own."""
+    """Return the mean seconds of some batches, each after a pass over memory as a step makes it."""
     took: list[float] = []
     until = time.perf_counter() + _TURN_S
     while len(took) < _FEWEST_TIMED or time.perf_counter() < until:
-        other += 1  # what the processor's caches hold of the batch before goes, as in training
+        other += 1  # evicts the last batch from the processor's caches
         begin = now()
         next(batches)
         took.append(now() - begin)

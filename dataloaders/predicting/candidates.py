@@ -1,7 +1,7 @@
-"""What if: what the loop gains from each change of its input, or why it cannot be made.
+"""Predict what the loop gains from each change of its input, or say why it cannot be made.
 
-Each computes the seconds a batch after the change from the loop's `Stages`. Backends say for
-themselves whether they can serve the loader; DALI's batches are measured.
+The seconds a batch after a change are computed from the loop's `Stages`. Each backend's `explain()`
+says whether it can serve the loader; dali's batches are measured.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = [
 ]
 
 LONGEST_SAMPLE_S = 0.25
-"""Of preparation: an estimate and a small cache read some hundred samples."""
+"""Seconds of preparation above which no samples are read for an estimate or a small cache."""
 
 FORMATS = ("jpeg", "packed")
-"""Ways to store images that take less of the disk than raw ones, and more of the processor."""
+"""Ways to store images in less space than raw pixels, for more time of the processor."""
 
 _ALIKE = 1.02  # speed-ups that differ by less are the same
 _GAINS = 1.05
@@ -57,17 +57,17 @@ class Candidate:
     Attributes:
         name: what is changed: "workers", "fewer workers", "prefetch_factor", "persistent_workers",
             "prefetch", "h5", "dali", pairs of them such as "workers + prefetch", "h5 (jpeg)" with
-            its images' format, "more cores".
-        options: the arguments of DataLoader that change; "images" is `H5`'s. None where it is none
-            of the code.
-        predicted: how many times faster the loop would be; None if that is not known.
-        measured: the same, as measured in the loop; None if it was not tried.
-        reason: why it is out, "" if it is not.
-        seconds: a batch would take, as predicted.
-        build_s: seconds to build the cache that it needs first; 0 if it needs none.
-        build_bytes: of that cache.
-        pays_after: epochs that save what building it takes; None if they save nothing.
-        ours: whether the loader is of this package, so that `code` needs no import of it.
+            the format of images, "more cores".
+        options: the arguments of DataLoader that change; "images" is `H5`'s. Empty where no
+            argument changes.
+        predicted: how many times as fast the loop would be; None if not known.
+        measured: the same, measured in the loop; None if it was not tried.
+        reason: why it is out; "" if it is not.
+        seconds: predicted seconds a batch.
+        build_s: seconds to build the cache that it needs; 0 if it needs none.
+        build_bytes: size of that cache.
+        pays_after: epochs after which building has paid; None if it never does.
+        ours: whether the loader is of this package, so that `code` imports nothing.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Candidate:
 
     @property
     def change(self) -> str:
-        """Return the options as they stand in a call."""
+        """Return the options as arguments of a call."""
         given = dict(self.options)
         if images := given.pop("images", None):
             given["backend"] = f'H5(images="{images}")'
@@ -95,7 +95,7 @@ class Candidate:
 
     @property
     def code(self) -> str:
-        """Return the change as lines of Python, the last one a call; "" where there is none."""
+        """Return the change as lines of Python, the last one a call; "" if no argument changes."""
         lines = ["from backends.h5 import H5"] * ("images" in self.options)
         if {"backend", "device"} & set(self.options) and not self.ours:
             lines.append("from dataloaders import DataLoader")
@@ -108,7 +108,7 @@ class Candidate:
 
     @property
     def costs(self) -> str:
-        """Return what its cache takes, in a few words; "" if it needs none."""
+        """Return what its cache costs, in a few words; "" if it needs none."""
         if not self.build_s:
             return ""
         text = f"built once: about {self.build_s:.0f} s, {self.build_bytes / 2**20:,.0f} MiB"
@@ -127,16 +127,16 @@ def candidates(
     random: bool,
     runs: bool = False,
 ) -> tuple[Candidate, ...]:
-    """Return every candidate, those that are out last, the most promising first.
+    """Return all candidates, the largest gain first, those that are out last.
 
     Args:
         loader: a torch DataLoader.
-        stages: of its loop.
-        by_call: seconds a sample of preparation, by call, without collation.
-        batch: samples of a batch.
-        batches: of an epoch, if that is known.
+        stages: the measured stages of its loop.
+        by_call: seconds of preparing a sample, by call, without collation.
+        batch: samples in a batch.
+        batches: batches in an epoch; None if not known.
         random: whether the dataset draws random numbers.
-        runs: whether there is time to run a loader for some seconds.
+        runs: whether there is time to run dali's loader for some seconds.
     """
     found = [*_queues(stages), *_prefetch(loader, stages), _dali(loader, stages, by_call, runs)]
     found += _cached(loader, stages, by_call, batch, batches or 0, random)
@@ -145,10 +145,9 @@ def candidates(
 
 
 def best_of(found: Sequence[Candidate]) -> Candidate | None:
-    """Return the change of the code that is to gain most; None if none surely gains, or 5 %.
+    """Return the change of the code that gains most; None if none surely gains, and 5 %.
 
-    Of some that gain alike, one that needs no build and is one change. One that gained nothing when
-    it was tried is left out.
+    Of those within 2 %, one without a cache comes first, then one with fewer changes.
     """
 
     def gains(one: Candidate) -> bool:
@@ -194,7 +193,7 @@ def _to(stages: Stages, name: str, took: Interval, **options: Any) -> Candidate:
 def _queues(stages: Stages) -> Iterator[Candidate]:
     """Yield other numbers of workers, and of batches ahead."""
     own = stages.workers
-    # One that computes for nearly all of its time takes a core.
+    # A worker that computes for nearly all of its time takes a core.
     most = math.ceil(stages.cores / max(0.25, stages.load_cores) - 0.25)
     if stages.room is not None:
         most = min(most, stages.room // stages.prefetch)
@@ -259,7 +258,10 @@ def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
 
 
 def _dali(loader: Any, stages: Stages, by_call: Mapping[str, float], runs: bool) -> Candidate:
-    """Return it as its loader runs without the step: on a device beside it, else on its cores."""
+    """Return dali, from a run of its loader without the step.
+
+    On a device its work is beside the step; on the host it shares the cores with the step.
+    """
     short = "it has to run for some seconds, and this check has too short a budget"
     reason = "" if runs else short
     if "decode" not in by_call:
@@ -292,9 +294,9 @@ def _cached(
     batches: int,
     random: bool,
 ) -> Iterator[Candidate]:
-    """Yield h5, pairs with it, and smaller caches."""
+    """Yield h5 by format of images, and h5 with more workers or prefetch."""
     chains = [chain.members for chain in find_chains(loader.dataset)]
-    live: set[str] = set()  # from the first one of a chain on that no cache can hold
+    live: set[str] = set()  # calls that no cache can hold: of each chain, from the first one on
     for members in chains:
         random_on = itertools.dropwhile(lambda each: each.kind is Kind.DETERMINISTIC, members)
         live |= {member.name for member in random_on}
@@ -312,7 +314,7 @@ def _cached(
     raw_bytes = math.inf
     for images in stages.cached or ("",):
         name, how = (f"h5 ({images})", {"images": images}) if images else ("h5", {})
-        if whole > LONGEST_SAMPLE_S:  # reading some more would take long
+        if whole > LONGEST_SAMPLE_S:
             samples = batch * batches
             cost = (whole - live_s) * samples / stages.cores, int(stages.sample_bytes * samples)
         elif isinstance(found := _estimated(loader, images), str):

@@ -22,11 +22,11 @@ __all__ = ["Overhead", "seconds_per_batch"]
 
 @dataclass(frozen=True)
 class Overhead:
-    """What torch itself adds to a batch on this machine, in seconds.
+    """Seconds that torch itself adds to each batch on this machine.
 
     Attributes:
-        take: of the main process, to take a batch that is ready.
-        make: of the worker (without workers: of the main process), beside the known time.
+        take: in the main process, to take a batch that is ready.
+        make: where the batch is made, beyond its load.
     """
 
     take: float = 0.0
@@ -46,19 +46,19 @@ def seconds_per_batch(
     """Return the mean seconds of a batch in the long run.
 
     Args:
-        loads: seconds to make batch ``k``: ``loads[k % len(loads)]``.
-        steps: seconds of step ``k``, in the same way; the steps do not restart with an epoch.
-        workers: 0 makes each batch between two steps.
-        prefetch: batches under way for each worker.
-        in_order: as torch's.
-        batches: of an epoch; None for an epoch that does not end. The next epoch starts with
-            idle workers and nothing under way.
-        overhead: added to every batch.
+        loads: seconds to make batch ``k`` are ``loads[k % len(loads)]``.
+        steps: seconds of step ``k``, likewise; they go on from epoch to epoch.
+        workers: number of workers; with 0, each batch is made between two steps.
+        prefetch: batches in flight for each worker.
+        in_order: as DataLoader's.
+        batches: of an epoch, which starts with idle workers and nothing in flight; None for an
+            epoch without end.
+        overhead: added to each batch.
     """
     if workers == 0:
         return statistics.fmean(loads) + overhead.make + statistics.fmean(steps)
     if batches is None:
-        # Long against every pattern; the start of the only epoch is left out.
+        # Many periods of both patterns; the start of the epoch is left out.
         skipped = 20 * workers * prefetch + 2 * len(loads)
         counted = 20 * max(len(loads), len(steps), 50)
         ends = _epoch(loads, steps, workers, prefetch, in_order, skipped + counted, overhead)
@@ -82,14 +82,14 @@ def _epoch(
     batches: int,
     overhead: Overhead,
 ) -> list[float]:
-    """Return when each of the steps of one epoch ends, in seconds from its start.
+    """Return the time at which each step of one epoch ends, in seconds from the epoch's start.
 
-    As torch has it: ``workers * prefetch`` batches are ordered at once, then one for each that is
-    taken. Batch ``k`` goes to worker ``k % workers``; out of order, to the next one in turn that
-    has fewer than ``prefetch`` under way, and whichever is ready first is taken.
+    As torch does: ``workers * prefetch`` batches are ordered at once, then one for each that is
+    taken. Batch ``k`` goes to worker ``k % workers``; out of order, it goes to the next worker with
+    fewer than ``prefetch`` in flight, and the batch that is ready first is taken.
     """
     now, sent = 0.0, 0
-    free_at, under_way = [0.0] * workers, [0] * workers
+    free_at, in_flight = [0.0] * workers, [0] * workers
     ready: dict[int, tuple[float, int]] = {}  # batch -> when, and its worker
     turn = itertools.cycle(range(workers))
     ends: list[float] = []
@@ -97,13 +97,13 @@ def _epoch(
     def order() -> None:
         nonlocal sent
         in_turn = itertools.islice(turn, workers)
-        worker = next((w for w in in_turn if in_order or under_way[w] < prefetch), None)
+        worker = next((w for w in in_turn if in_order or in_flight[w] < prefetch), None)
         if sent == batches or worker is None:
             return
         load = loads[sent % len(loads)] + overhead.make
         free_at[worker] = max(free_at[worker], now) + load
         ready[sent] = free_at[worker], worker
-        under_way[worker] += 1
+        in_flight[worker] += 1
         sent += 1
 
     for _ in range(workers * prefetch):
@@ -111,7 +111,7 @@ def _epoch(
     for number in range(batches):
         at, worker = ready.pop(number if in_order else min(ready, key=ready.__getitem__))
         now = max(now, at) + overhead.take
-        under_way[worker] -= 1
+        in_flight[worker] -= 1
         order()
         now += steps[number % len(steps)]
         ends.append(now)

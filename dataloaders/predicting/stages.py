@@ -1,4 +1,4 @@
-"""A loop's stages, measured one by one, and its seconds a batch after a change of them.
+"""The stages of a loop, measured one by one, and its seconds a batch after a change of them.
 
     step, copy, samples: each measured alone ──> queue model ──> seconds of the loop as it is
                                                    │             (scaled to what was measured)
@@ -24,32 +24,31 @@ _COMPETING = 0.5  # of the steps beside workers, when both want all cores
 
 @dataclass(frozen=True)
 class Stages:
-    """Holds what short runs of a loop's stages measured, in seconds a batch and in cores."""
+    """Holds the measured stages of a loop, in seconds a batch and in cores."""
 
-    real: Interval  # the loop
-    step: Interval  # its step alone, on resident batches
-    loads: Sequence[float]  # preparing each of some batches alone, in one process
-    spread: float = 0.05  # the relative half width of their mean's interval
-    transfer: float = 0.0  # that the step waits for its copy; 0 if nothing is copied
-    pinned: bool = False  # whether it is copied from pinned memory: as fast as it can be
-    take: float = 0.0  # of the loop, to take a batch that a worker has ready
-    # That starting the loader's workers for each epoch takes; without workers, a first one.
-    starting: float = 0.0
-    apart: float = 1.0  # a worker's seconds for a batch over this process's
-    # How images are stored ("": raw) -> a batch from such a cache over one of the dataset, in
-    # seconds, and what ``apart`` is for batches from it.
+    real: Interval  # the whole loop
+    step: Interval  # the step alone, on resident batches
+    loads: Sequence[float]  # to prepare each of some batches, alone in one process
+    spread: float = 0.05  # relative half width of the interval of their mean
+    transfer: float = 0.0  # wait of the step for its copy; 0 if nothing is copied
+    pinned: bool = False  # whether the copy is from pinned memory, so that it cannot be faster
+    take: float = 0.0  # to take a ready batch from a worker
+    starting: float = 0.0  # share of starting the workers for each epoch; without workers, of one
+    apart: float = 1.0  # ratio of a batch's seconds in a worker and in this process
+    # By how images are stored ("": raw): the ratio of a batch's seconds from such a cache and from
+    # the dataset, and ``apart`` of the cache.
     cached: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     uncached: str = ""  # why no cache can hold the samples
     sample_bytes: float = 0.0  # of a sample in a batch
-    load_cores: float = 1.0  # the share of loads that wants a core; the rest waits
-    step_cores: float = 1.0  # that the step computes on
-    contention: float = 0.0  # that workers slow the step down by
+    load_cores: float = 1.0  # cores that preparation keeps busy; the rest of its time is waiting
+    step_cores: float = 1.0  # cores that the step keeps busy
+    contention: float = 0.0  # by which workers slow the step down
     workers: int = 0  # of the loader
     prefetch: int = 2  # of the loader
     cores: int = 1  # that the loop may use
     overlaps: bool = False  # whether, without workers, batches are made beside a device's work
     room: int | None = None  # batches that fit into the workers' shared memory; None: no limit
-    factor: float | None = None  # scale, where it is known
+    factor: float | None = None  # `scale`, where it is known
 
     def seconds(
         self, *, workers: int | None = None, prefetch: int | None = None, hidden: bool = False
@@ -61,7 +60,7 @@ class Stages:
         quickest = copy if self.pinned else copy / _PINNED_GAINS
         scale, ends = self.scale, []
         usual = scale * (self.apart if workers and not self.workers else 1.0)
-        # Of what workers slow the step down by, fewer of them leave none, a part, or all of it.
+        # Fewer workers leave none, a proportional part, or all of the contention.
         kept = min(1.0, workers / max(1, self.workers))
         compete = 0.0 if self.contention and workers <= self.workers else _COMPETING
         for step, load, competing, slowed, beside in (
@@ -70,7 +69,7 @@ class Stages:
             (self.step.high, max(1.0, usual) * (1 + self.spread), 1.0, 1.0, copy),
         ):
             step += slowed * self.contention
-            # Beside the step, copies wait for each other still.
+            # Hidden copies still wait for each other.
             own = (max(step, beside), 0.0) if hidden else (step, copy)
             took = self._seconds(workers, prefetch, load, *own, competing)
             ends.append(took + self.started(workers))
@@ -78,16 +77,16 @@ class Stages:
         return Interval(min(low, estimate), estimate, max(estimate, high))
 
     def started(self, workers: int) -> float:
-        """Return the seconds a batch that starting ``workers`` for each epoch takes.
+        """Return the seconds a batch of starting ``workers`` for each epoch.
 
-        The first one takes as long as three others: the loop waits for it.
+        The first worker counts as three others, since the loop waits for it.
         """
         return self.starting * (2 + workers) / (2 + max(1, self.workers)) if workers else 0.0
 
     def ahead(self, alone: Interval, cores: float) -> Interval:
-        """Return the seconds a batch if a thread makes batches ahead of the step, on its cores.
+        """Return the seconds a batch if a thread of this process makes batches ahead of the step.
 
-        Without a step it takes ``alone`` seconds for one, of which it computes on ``cores``.
+        Without a step a batch takes ``alone`` seconds, in which ``cores`` are busy.
         """
         workers = max(1, self.workers)
         spread = alone.half_width / alone.estimate
@@ -101,7 +100,7 @@ class Stages:
 
     @cached_property
     def scale(self) -> float:
-        """How much longer preparation takes in the loop than alone; 1 if the loop does not tell."""
+        """Ratio of preparation in the loop and alone; 1 if the loop does not depend on it."""
         if self.factor is not None:
             return self.factor
         step, copy = self.step.estimate + self.contention, self.transfer
@@ -124,10 +123,10 @@ class Stages:
     ) -> float:
         wanted = min(workers, self.cores) * self.load_cores + self.step_cores
         slower = 1 + competing * max(0.0, wanted / self.cores - 1) if workers else 1.0
-        # Workers that keep up are idle for a part of the time, and then compete for nothing.
+        # Workers that keep up are idle for a part of the time, and do not compete then.
         mean = sum(self.loads) / len(self.loads) * scale
         if self.overlaps and not workers:
-            return max(mean, step) + copy  # which comes after the step before it
+            return max(mean, step) + copy  # the copy waits for the last step
         step += copy
         busy = min(1.0, mean / max(1e-9, workers * step)) if workers else 0.0
         slower = 1 + (slower - 1) * busy
@@ -149,6 +148,6 @@ def plus(seconds: Interval, more: float) -> Interval:
 
 
 def ratio(above: Interval, below: Interval) -> Interval:
-    """Return above / below, as far apart as their ends allow."""
+    """Return the widest interval of above / below."""
     low = max(1e-9, below.low)
     return Interval(above.low / below.high, above.estimate / below.estimate, above.high / low)

@@ -1,4 +1,4 @@
-"""The seconds that a training process spends to take a batch of a worker, and to start one.
+"""Seconds of the training process to take a batch from a worker, and to start a worker.
 
 torch hands over each tensor by a descriptor of shared memory, for which it connects to a thread of
 the worker: a millisecond for a few tensors, which no prefetching hides.
@@ -38,16 +38,16 @@ class _Same(Dataset[Any]):
 def seconds_of_a_worker(
     batch: Batch, context: Any = None, now: Callable[[], float] = time.perf_counter
 ) -> tuple[float, float]:
-    """Return the seconds to take a batch that is ready, and to start and end a worker.
+    """Return the median seconds to take a ready batch, and the seconds to start and end a worker.
 
-    The former is the median of some batches like ``batch``. Zeros if none can be sent.
+    Zeros if the batch cannot be sent by a worker.
 
     Args:
-        batch: as the training process gets it, of the host.
-        context: of the worker, as DataLoader's ``multiprocessing_context``.
-        now: the time.
+        batch: a batch of the loader in host memory.
+        context: how to start the worker, as DataLoader's ``multiprocessing_context``.
+        now: returns the time.
     """
-    batch = map_tensors(batch, torch.clone)  # pinned memory is not there in a forked process
+    batch = map_tensors(batch, torch.clone)  # a forked process cannot read pinned memory
     ready_s = _READY_S + nbytes(batch) / _BYTES_PER_S
     same = _Same(batch, max(_FEWEST, min(_MOST, int(_LONGEST_S / ready_s))))
     loader: Any = DataLoader(

@@ -1,4 +1,4 @@
-"""What ``"auto"`` becomes: what was learned on this machine, else a rule from its resources.
+"""Values for ``"auto"``: learned on this machine, else by a rule from its resources.
 
     learned by tune() for what this rank has, dataset and batching?  ── yes ──> that, if it fits
         │ no
@@ -6,8 +6,8 @@
         │ no
     one worker a usable core, fewer where memory, /dev/shm or the batches do not suffice
 
-The backend that "auto" stands for is the learned one, else stock. Nothing is measured and no sample
-is loaded here: a loader is made in microseconds, as torch's is.
+The backend for "auto" is the learned one, else stock. Nothing is measured and no sample is loaded
+here: a loader is made in microseconds, as torch's is.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from dataloaders.errors import CapacityWarning
 from dataloaders.machine import resources
 from dataloaders.tuning import learned
 
-# Beyond this many, whether more workers help depends on the dataset: that is for tune() to find.
+# Whether more workers than these gain depends on the dataset, which tune() measures.
 _MOST_BY_RULE = 16
-# tune() tries no more, since workers that wait for files or a network can be more than cores.
+# The most that tune() tries: workers that wait for files or a network may be more than cores.
 _WORKERS_PER_CORE = 4
 _LEAST_MOST = 8
 _DEFAULT_PREFETCH = 2
-# An image of 224 x 224 as float32, the commonest sample of those that are large.
+# An image of 224 x 224 as float32, the commonest large sample.
 _ASSUMED_SAMPLE_BYTES = 3 * 224 * 224 * 4
-# What a forked worker with torch writes to before it holds any data, measured: 20 to 60 MiB.
+# Pages that a forked worker with torch writes before it holds any data: 20 to 60 MiB measured.
 _WORKER_BYTES = 128 * 2**20
-# The share of available memory that workers may be given; the training process grows too.
+# Share of available memory for workers; the training process grows, too.
 _MEMORY_SHARE = 0.5
 
 
@@ -55,13 +55,13 @@ def resolve(
 ) -> tuple[int, int | None, bool]:
     """Return ``(num_workers, prefetch_factor, pin_memory)`` for a loader that asked for "auto".
 
-    What is not "auto" comes back as it was given. ``needs_workers`` says that another argument
+    Values that are not "auto" are returned as given. ``needs_workers`` says that another argument
     is accepted only with workers (``persistent_workers``, ``timeout``,
-    ``multiprocessing_context``): then at least one is chosen. Iterable datasets get at most one
-    by rule, since several repeat every sample unless the dataset shares them out itself. What was
-    learned with ``backend``, a name, counts first.
+    ``multiprocessing_context``): then at least one is chosen. By rule, an iterable dataset gets at
+    most one, since several repeat each sample unless the dataset shares them out. A choice that was
+    learned with ``backend``, a name, comes first.
 
-    Warns with `CapacityWarning` where shared memory is what keeps the number down.
+    Warns with `CapacityWarning` if shared memory has no room for more.
     """
     size = None if batch_sampler is not None else batch_size
     names = (backend, "") if backend == "auto" else (backend,)
@@ -101,14 +101,14 @@ def resolve(
     pinned: Any = pin_memory
     if pin_memory == "auto":
         pinned = found.pin_memory if found is not None else _is_int(chosen) and chosen > 0
-        # Not torch.cuda.is_available(): it may initialise the driver, after which a process cannot
-        # fork children that use CUDA. Counting devices asks NVML first.
+        # torch.cuda.is_available() may initialise the driver, after which a process cannot fork
+        # children that use CUDA. device_count() asks NVML first.
         pinned = bool(pinned) and torch.cuda.device_count() > 0
     return chosen, prefetch, pinned
 
 
 def backend_for(loader: Any) -> tuple[Backend | None, str]:
-    """Return what ``backend="auto"`` stands for, None for stock, and a sentence on it."""
+    """Return the learned backend for ``backend="auto"``, None for stock, and a sentence on it."""
     known = learned.recall(learned.key_of_loader(loader, "auto"))
     if known is None or known.backend is None:
         return None, (
@@ -143,7 +143,7 @@ def _made(entry: Mapping[str, Any]) -> Backend:
 
 
 def in_memory(dataset: Any, depth: int = 0) -> bool:
-    """Return whether fetching a sample only indexes tensors: TensorDataset, Subsets of it."""
+    """Return whether reading a sample only indexes tensors: a TensorDataset, Subsets of it."""
     if type(dataset) is TensorDataset:
         return True
     if depth > 8:
@@ -156,22 +156,22 @@ def in_memory(dataset: Any, depth: int = 0) -> bool:
 
 
 def most_workers(cores: int) -> int:
-    """Return the most workers worth trying with so many cores: 4 a core, and at least 8."""
+    """Return the most workers worth trying: 4 for each core, at least 8."""
     return max(_LEAST_MOST, _WORKERS_PER_CORE * cores)
 
 
 def memory_cap(memory_per_worker: int | None = None) -> int:
-    """Return the most workers that this rank's available memory bears.
+    """Return the most workers for which this rank's available memory has room.
 
-    ``memory_per_worker`` in bytes; None stands for a bare worker and a copy of every Python
-    object of this process, which is what counting references comes to (`resources`).
+    ``memory_per_worker`` in bytes; None: a bare worker, and a copy of all Python objects of this
+    process, since counting references copies their pages.
     """
     cost = memory_per_worker or _WORKER_BYTES + resources.python_heap_bytes()
     return int(resources.available_memory() * _MEMORY_SHARE // max(1, cost))
 
 
 def shm_cap(batch_bytes: int, prefetch_factor: int) -> int | None:
-    """Return the most workers whose batches in flight fit in this rank's part of shared memory.
+    """Return the most workers whose batches in flight fit into this rank's share of shared memory.
 
     None: any number.
     """

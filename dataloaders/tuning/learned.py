@@ -1,10 +1,10 @@
-"""What tuning has learned, on disk: one small JSON file a machine, dataset and batching.
+"""Learned choices on disk: one small JSON file for each machine, dataset and batching.
 
     $DATALOADERS_CACHE, else $XDG_CACHE_HOME/gpu-dataloaders, else ~/.cache/gpu-dataloaders
-    └── tuned/<hash of the key>.json      the key in clear, the choice, what it costs
+    └── tuned/<hash of the key>.json      the key in clear, the choice, its memory
 
-A file that cannot be read, or says something impossible, counts as "nothing learned". Paths of
-datasets and scripts are kept as hashes only, and nothing is ever unpickled.
+A file that cannot be read or holds impossible values counts as "nothing learned". Paths of datasets
+and scripts are stored as hashes, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ _TRANSFORM_NAMES = ("transform", "transforms", "target_transform")
 
 
 class Key(NamedTuple):
-    """What a learned choice holds for; every part is plain text."""
+    """Identifies the loaders for which a choice was learned; each part is plain text."""
 
-    machine: str  # this rank's cores and memory, not the machine's; the processor, the GPU
-    dataset: str  # class, length, transforms and a hash of its path, through Subset and the like
+    machine: str  # this rank's cores and memory; the processor and the GPU
+    dataset: str  # class, length, transforms and a hash of its path, also within Subset and others
     batching: str  # the batch size, or the batch sampler
     collate: str
-    backend: str = ""  # that the workers serve; "": torch's own; "auto": it was chosen, too
-    script: str = ""  # for "auto", a hash of its path: it stands for the step
+    backend: str = ""  # "": stock or prefetch; "auto": the backend is a part of the choice
+    script: str = ""  # for "auto": a hash of the script's path, which stands for the step
 
 
 @dataclass(frozen=True)
 class Learned:
-    """A choice that tuning made, and what it costs."""
+    """Holds a choice of tuning, and the memory that it takes."""
 
     num_workers: int
     prefetch_factor: int | None
     pin_memory: bool
-    batch_bytes: int = 0  # the tensors of one batch; 0 if unknown
-    memory_per_worker: int | None = None  # bytes, copy-on-write growth over an epoch included
+    batch_bytes: int = 0  # of the tensors of one batch; 0 if not known
+    memory_per_worker: int | None = None  # bytes, with the pages copied on write over an epoch
     backend: dict[str, Any] | None = None  # its "name" and "options", for ``backend="auto"``
-    gain: float = 1.0  # its rate over that of the loader as it was
+    gain: float = 1.0  # ratio of its rate and that of the loader as it was
     day: str = ""  # when it was learned
 
     @property
     def possible(self) -> bool:
-        """Whether the values are of the right types and torch takes them together."""
+        """Return whether the values have the right types and torch accepts them together."""
         counts = [self.num_workers, self.batch_bytes]
         counts += [] if self.memory_per_worker is None else [self.memory_per_worker]
         depth = self.prefetch_factor
@@ -75,7 +75,7 @@ class Learned:
 
 
 def cache_folder() -> Path:
-    """Return where this package keeps files between runs; it may not exist yet.
+    """Return the folder where this package keeps files between runs; it may not exist yet.
 
     Raises:
         OptionError: the user has no home, and none of the variables says where.
@@ -96,9 +96,9 @@ def cache_folder() -> Path:
 def key_of(
     dataset: Any, batch_size: int | None, batch_sampler: Any, collate_fn: Any, backend: str = ""
 ) -> Key:
-    """Return the key of a loader with these arguments, or, which is the same, attributes.
+    """Return the key of a loader with these arguments, or attributes, and a backend's name.
 
-    ``backend`` is a name. Workers load the same for stock and for prefetch.
+    Stock and prefetch have the same key, since their workers load the same.
     """
     backend = "" if backend in ("stock", "prefetch") else backend
     plain = batch_size is not None and type(batch_sampler).__name__ == "BatchSampler"
@@ -123,7 +123,7 @@ def key_of_loader(loader: Any, backend: str) -> Key:
 
 
 def recall(key: Key) -> Learned | None:
-    """Return what was learned for ``key``, or None."""
+    """Return the choice learned for ``key``; None if there is none."""
     try:
         path = _file_of(key)
         if path.stat().st_size > _LARGEST_FILE:
@@ -141,7 +141,7 @@ def recall(key: Key) -> Learned | None:
 def remember(key: Key, learned: Learned) -> Path | None:
     """Write ``learned`` for ``key`` and return the file; None if it could not be written.
 
-    It is written beside its place and renamed: other processes see the old file or the new one.
+    The file is written under another name and renamed: other processes see the old or the new one.
     """
     entry = {"version": _VERSION, "key": key._asdict(), "learned": asdict(learned)}
     try:
@@ -195,7 +195,7 @@ def _class_name(value: object) -> str:
 
 
 def _quietly(read: Callable[[], Any]) -> Any:
-    """Return what ``read`` returns, None if it raises: a dataset may be of any kind."""
+    """Return the value of ``read()``, None if it raises: datasets may be of any kind."""
     try:
         return read()
     except Exception:

@@ -1,4 +1,4 @@
-"""What tuning returns: every trial, the choice, and why."""
+"""The result of tuning: each trial, the choice, and why."""
 
 from __future__ import annotations
 
@@ -22,39 +22,38 @@ _WIDTH = 160
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting, measured; without rates if its workers failed."""
+    """Holds the measurement of one setting; without rates if its workers failed."""
 
     settings: Settings
-    why: str  # it was tried
+    why: str  # the reason for the trial
     samples_per_second: Interval | None  # in the steady state; with a step, of the whole loop
-    epoch_samples_per_second: float | None  # over a whole epoch, the start of its workers counted
+    epoch_samples_per_second: float | None  # over a whole epoch, with the start of its workers
     startup_s: float = 0.0  # from ``iter()`` to the first batch
-    seconds: float = 0.0  # that the trial took
-    # CPU seconds of this process and the workers per second and usable core; near 1, no number of
-    # workers makes it faster.
+    seconds: float = 0.0  # of the trial
+    # CPU seconds of this process and the workers, per second and usable core. Near 1, more workers
+    # gain nothing.
     cpu_share: float | None = None
-    memory_per_worker: int | None = None  # bytes by the end of an epoch, copy-on-write included
+    memory_per_worker: int | None = None  # bytes at the end of an epoch, with pages copied on write
     failed: str | None = None  # why it cannot be used: workers died, or memory does not suffice
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The settings to use, and the trials behind them; print it.
+    """The settings to use, and the trials that led to them; print it.
 
     Attributes:
-        choice: the smallest setting that meets the rate the step needs, or that is within 3 %
-            of the best, of those that were tried.
-        reason: why, in a sentence; where tuning does not help, it says so.
-        given: the loader as it is, with torch's default where it says nothing; not pinned where
-            there is no CUDA device.
-        worth_it: whether the choice is at least 3 % faster than ``given``. None where ``given``
-            was not measured: the choice suffices without it, or it failed.
-        trials: in the order in which they were made. Of a setting that was tried several times
-            the median counts.
-        needed_samples_per_second: what the step takes when batches cost nothing; None if unknown.
-        seconds, batch_bytes: what tuning took; the tensors of one batch.
-        notes: further facts worth knowing, a sentence each.
-        remembered: the file through which ``"auto"`` will find the choice; None if not kept.
+        choice: of the settings tried, the smallest that reaches the rate of the step, or 97 % of
+            the best.
+        reason: why, in a sentence.
+        given: the settings of the loader; not pinned if there is no CUDA device.
+        worth_it: whether the choice is at least 3 % faster than ``given``; None if ``given`` was
+            not measured, since the choice suffices without it, or failed.
+        trials: in their order. Of a setting with several trials the median counts.
+        needed_samples_per_second: the rate of the step alone; None if not known.
+        seconds: of tuning.
+        batch_bytes: of the tensors of one batch.
+        notes: further facts, a sentence each.
+        remembered: the file in which ``"auto"`` finds the choice; None if it was not kept.
     """
 
     choice: Settings
@@ -97,12 +96,12 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a tuning run stands."""
+    """Says how far a tuning run is."""
 
-    seconds: float  # since it started
+    seconds: float  # since its start
     budget_s: float
     doing: str  # the trial that starts now, in a few words
-    so_far: Tuning  # its choice is the best of the trials made so far
+    so_far: Tuning  # the result of the trials before it
 
 
 def _plain(value: object) -> object:

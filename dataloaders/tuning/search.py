@@ -1,4 +1,4 @@
-"""Decide which settings are tried and which is chosen, on the rates of trials alone.
+"""Decides which settings are tried and which is chosen, from the rates of trials alone.
 
     workers   2   4   8   16      twice as many while that is 3 % faster
               4   8   4   8       in turns, where single trials cannot tell two apart
@@ -23,13 +23,13 @@ WORTH = 0.03
 
 DEFAULT_PREFETCH = 2
 
-_NOISE = 0.1  # two trials of half a second that differ by less may have come out the other way
-_LOOKS = 3  # trials of a setting whose rate decides; their median counts
-# CPU seconds per second and core from which the idle rest is not worth a larger setting.
+_NOISE = 0.1  # two trials of half a second that differ by less may be in the wrong order
+_MOST_TRIALS = 3  # of a setting whose rate decides; their median counts
+# CPU seconds per second and core above which a larger setting cannot gain what it must.
 _SATURATED = 1 / (1 + WORTH)
-# Batches come in the order of their indices, so workers wait for the slowest one. A simulated queue
-# of 16 workers reaches 0.90 of their rate with 2 batches each where the deviation of a batch's time
-# is 0.3 of the mean, 0.80 where it is 0.5, and 0.97 and 0.94 with 8.
+# Batches come in the order of their indices, so workers wait for the slowest one. In a simulated
+# queue, 16 workers with 2 batches each reach 0.90 of their rate if the deviation of a batch's time
+# is 0.3 of the mean, 0.80 if it is 0.5; with 8 batches each, 0.97 and 0.94.
 _UNEVEN = 0.3
 _PREFETCH = (2, 4, 8)
 
@@ -39,44 +39,44 @@ Trying: TypeAlias = Generator[Batch, None, bool]
 
 
 class Spent(Exception):
-    """Raised by what makes trials when there is no time for another one."""
+    """Raised in place of a trial for which there is no time."""
 
 
 @dataclass
 class Search:
     """Searches one loader's settings: exhaust `run`, then ask for the `choice`."""
 
-    given: Settings  # the loader as it is
-    alone: Settings  # without workers, which suffices where nothing else was tried
+    given: Settings  # of the loader as it is
+    alone: Settings  # without workers: the choice if nothing else was tried
     make: Make  # makes a trial of settings, for a reason
-    needed: float = math.inf  # samples per second from which faster loading is of no use
-    most: int = 0  # workers; whoever makes the trials lowers it when one does not fit
-    fewest: int = 2  # workers worth a trial: 2 without a step, beside which one could work
-    variation: float = 0.0  # deviation of the time of a batch over its mean
-    shm_cap: Callable[[int], int | None] = lambda prefetch: None  # workers for a prefetch factor
-    pinning: bool = False  # whether there is a device to which pinned batches may be copied faster
+    needed: float = math.inf  # samples per second above which faster loading gains nothing
+    most: int = 0  # workers; `make` lowers it when a trial does not fit
+    fewest: int = 2  # workers worth a trial; with a step, one can work beside it
+    variation: float = 0.0  # standard deviation over mean of a batch's time
+    shm_cap: Callable[[int], int | None] = lambda prefetch: None  # most workers, by prefetch factor
+    pinning: bool = False  # whether there is a device to which batches are copied
     trials: list[Trial] = field(default_factory=list)
     _rates: dict[Settings, list[float]] = field(default_factory=dict)
 
     @property
     def rates(self) -> dict[Settings, float]:
-        """Samples per second over an epoch, the median of each setting's trials."""
+        """Return samples per second over an epoch, the median of each setting's trials."""
         return {settings: statistics.median(each) for settings, each in self._rates.items()}
 
     @property
     def choice(self) -> Settings:
-        """The smallest setting by now that suffices."""
+        """Return the smallest setting so far that suffices."""
         return self._choose(self.rates)
 
     @property
     def limited(self) -> bool:
-        """Whether more workers than there is room for may be faster."""
+        """Return whether more workers than there is room for may be faster."""
         choice = self.choice
         no_room = self.most < self.fewest or choice.num_workers >= self.most
         return no_room and not self._is_enough(choice)
 
     def add(self, trial: Trial, *, comparable: bool = True) -> None:
-        """Keep ``trial``; if it failed, earlier rates of its settings count no more."""
+        """Keep ``trial``; if it failed, drop earlier rates of its settings."""
         self.trials.append(trial)
         if trial.failed is not None:
             self._rates.pop(trial.settings, None)
@@ -84,7 +84,7 @@ class Search:
             self._rates.setdefault(trial.settings, []).append(trial.epoch_samples_per_second)
 
     def meets(self, settings: Settings) -> bool:
-        """Return whether ``settings`` was tried and gives what is needed."""
+        """Return whether ``settings`` was tried and reaches the needed rate."""
         return self.rates.get(settings, 0.0) >= self.needed
 
     def last_trial(self, settings: Settings) -> Trial | None:
@@ -111,7 +111,7 @@ class Search:
             # Without workers pinning is a copy more in the loop itself.
             other = replace(choice, pin_memory=not choice.pin_memory)
             yield from self._try(other, "not pinned" if choice.pin_memory else "pinned")
-            yield from self._settle()
+            yield from self._decide_in_turns()
 
     def _climb(
         self,
@@ -122,12 +122,12 @@ class Search:
     ) -> Making:
         """Double ``now`` while that pays.
 
-        ``values`` are those that there are, smallest first; trials may make them fewer.
+        ``values`` returns the possible ones, smallest first; a trial may make them fewer.
         """
         if not (yield from self._try(at(now), f"where it begins{what and ' with'}{what}")):
             return
         if self.meets(at(now)):
-            yield from self._settle()
+            yield from self._decide_in_turns()
         while values() and not self._is_enough(at(now)):
             more = next((value for value in values() if value >= 2 * now), values()[-1])
             if more <= now:
@@ -135,40 +135,40 @@ class Search:
             if not (yield from self._try(at(more), f"twice as many{what}")):
                 if more in values():
                     break
-                continue  # there is no room for so many: the most that there is room for
-            yield from self._settle()
+                continue  # with the most that there is room for
+            yield from self._decide_in_turns()
             rates = self.rates
             if rates.get(at(more), 0.0) < rates.get(at(now), 0.0) * (1 + WORTH):
                 break
             now = more
-        yield from self._settle()
+        yield from self._decide_in_turns()
 
-    def _try(self, settings: Settings, why: str, looks: int = 1) -> Trying:
-        """Make a trial unless there were ``looks``; return whether ``settings`` can be used."""
-        if settings.num_workers <= self.most and len(self._rates.get(settings, ())) < looks:
+    def _try(self, settings: Settings, why: str, most_trials: int = 1) -> Trying:
+        """Make a trial unless there were enough; return whether ``settings`` can be used."""
+        if settings.num_workers <= self.most and len(self._rates.get(settings, ())) < most_trials:
             self.add((yield from self.make(settings, why)))
         return settings in self._rates
 
-    def _settle(self) -> Making:
-        """Try in turns those that may be chosen, and a choice that just meets the need.
+    def _decide_in_turns(self) -> Making:
+        """Try again, in turns, those that may be chosen, and a choice that just meets the need.
 
         One lucky trial must not decide.
         """
         while self._rates:
             close = self._contenders()
-            again = [one for one in close if len(self._rates[one]) < _LOOKS]
+            again = [one for one in close if len(self._rates[one]) < _MOST_TRIALS]
             again = [one for one in again if one.num_workers <= self.most]
             over = self.rates[close[0]] / self.needed - 1  # -1 without a need
             if not again or (len(close) == 1 and not 0 <= over < _NOISE):
                 return
             for settings in again:
                 if settings in self._rates:
-                    yield from self._try(settings, "again, in turns", _LOOKS)
+                    yield from self._try(settings, "again, in turns", _MOST_TRIALS)
 
     def _contenders(self) -> list[Settings]:
-        """Return the choice and at most two others that may be chosen if all are tried again.
+        """Return the choice and at most two others that further trials may prefer.
 
-        Once the choice meets the need, those are smaller ones only.
+        Once the choice meets the need, the others are smaller ones.
         """
         rates = self.rates
         least, choice = self._enough(rates), self._choose(rates)
@@ -190,11 +190,11 @@ class Search:
         return (pins, settings.num_workers, settings.prefetch_factor or 0)
 
     def _enough(self, rates: Mapping[Settings, float]) -> float:
-        """Return the rate that suffices: what is needed, or within 3 % of the best."""
+        """Return the rate that suffices: the needed one, or 97 % of the best."""
         return min(max(rates.values(), default=0.0) * (1 - WORTH), self.needed)
 
     def _is_enough(self, settings: Settings) -> bool:
-        """Return whether nothing larger can help: the need is met, or all cores are busy."""
+        """Return whether nothing larger can gain: the need is met, or all cores are busy."""
         last = self.last_trial(settings)
         return self.meets(settings) or ((last and last.cpu_share) or 0.0) >= _SATURATED
 

@@ -1,10 +1,9 @@
-"""One setting, measured: start-up, then the steady rate in short blocks.
+"""Measure one setting: start-up, then the steady rate in short blocks.
 
-Loading without workers is measured in a process of its own (`Loading`), so that nothing of the
-dataset is opened here before workers are forked. All else is measured on the thread of a loop that
-asks for batches: the functions here are generators, which yield each batch that is to be stepped on
-and take the time until they are asked for the next one. `driven` is the loop where the step is a
-function.
+Loading without workers is measured in a separate process (`Loading`), so that nothing of the
+dataset is opened here before workers are forked. All else is measured on the thread of the training
+loop. The functions are generators: they yield each batch to be stepped on, and measure the time
+until the next one is asked for. `driven` is the loop where the step is a function.
 """
 
 from __future__ import annotations
@@ -35,12 +34,11 @@ T = TypeVar("T")
 
 Step: TypeAlias = Callable[[Batch], object]
 Steps: TypeAlias = Generator[Batch, None, T]
-"""Batches to be stepped on, one by one; what it returns is known when the last one was."""
+"""A generator of batches to be stepped on; its value is the result."""
 
-_BLOCKS = 8  # in a trial, of at least a batch from each worker
+_BLOCKS = 8  # of a trial, each with a batch from each worker at least
 _STEP_BLOCK_S = 0.1
-# The first step is slow (lazy initialisation, allocators) and not part of the steady state; the
-# second says how many make a block.
+# The first step is slow (lazy initialisation, allocators); the second says how many make a block.
 _SLOW_BLOCKS = 2
 _HELD_BATCHES = 4
 _HELD_BYTES = 256 * 2**20
@@ -48,18 +46,18 @@ _JOIN_S = 10.0
 
 
 @dataclass
-class Seen:
-    """What a trial saw."""
+class Measured:
+    """Holds what a trial measured."""
 
-    seconds_per_batch: Interval  # in the steady state; with a step, of loading and stepping
-    samples_per_batch: float  # the mean
+    seconds_per_batch: Interval  # in the steady state, the step included if there is one
+    samples_per_batch: float  # mean
     startup_s: float  # from ``iter()`` to the first batch
     cpu_per_batch: float  # CPU seconds of this process and the workers
-    variation: float  # standard deviation over mean of the time inside ``next()``
-    epochs: int  # that were begun; the turns from one to the next are counted in
-    batch_bytes: int  # the tensors of the largest batch looked at
+    variation: float  # standard deviation over mean of the seconds in ``next()``
+    epochs: int  # begun; the changes of epoch are part of the rate
+    batch_bytes: int  # of the tensors of the largest batch
     batches: int = 0  # taken in all
-    held: list[Batch] = field(default_factory=list)  # some of them, copied, if wanted
+    held: list[Batch] = field(default_factory=list)  # copies of some batches, if wanted
     memory_per_worker: int | None = None  # see `Trial`
 
     @property
@@ -67,10 +65,10 @@ class Seen:
         """The steady rate."""
         return _rate(self.samples_per_batch, self.seconds_per_batch)
 
-    def followed_by(self, step: StepCost) -> Seen:
+    def followed_by(self, step: StepCost) -> Measured:
         """Return the same with ``step`` after each batch, on the thread that made the batch.
 
-        While a batch is made a device works on: only what the step takes of the thread adds up.
+        A device works on while a batch is made: only the step's time on the thread is added.
         """
         load, whole = self.seconds_per_batch, step.seconds
         ends = ((load.low, whole.low), (load.estimate, whole.estimate), (load.high, whole.high))
@@ -83,21 +81,21 @@ class Seen:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step takes for a batch."""
+    """Holds what a step takes for a batch."""
 
-    seconds: Interval  # of the clock
-    cores: float  # CPU seconds per second of all threads
-    on_thread: float = 1.0  # the part of ``seconds`` until the step returns, before a device ends
+    seconds: Interval
+    cores: float  # CPU seconds per second, of all threads
+    on_thread: float = 1.0  # the share of ``seconds`` after which the step has returned
 
     def samples_per_second(self, batch: float) -> Interval:
-        """Return the rate of batches of so many samples."""
+        """Return the rate for batches of ``batch`` samples."""
         return _rate(batch, self.seconds)
 
 
 def driven(steps: Steps[T], step: Step) -> T:
-    """Return what ``steps`` returns, with ``step`` called on each of its batches.
+    """Call ``step`` on each batch of ``steps``; return the result of ``steps``.
 
-    ``steps`` has ended when this raises what the step raised.
+    If the step raises, ``steps`` is closed first.
     """
     with closing(steps):
         while True:
@@ -111,26 +109,25 @@ def driven(steps: Steps[T], step: Step) -> T:
 
 @dataclass(frozen=True)
 class Loading:
-    """A look at a dataset (`dataloaders.observing`): what a loader without workers takes for it.
+    """Measures a loader without workers; to be run by `dataloaders.observing.observe`.
 
-    torch computes with one thread there, as in a worker. ``loader`` is a variant of the user's;
-    ``seconds`` and ``keep`` are as `observe` takes them.
+    torch computes with one thread there, as in a worker. The attributes are arguments of `observe`.
     """
 
     loader: torch.utils.data.DataLoader[Any]
     seconds: float
     keep: bool
 
-    def __call__(self, dataset: Any) -> Seen | CheckError:
-        """Return what was seen, or why nothing was."""
+    def __call__(self, dataset: Any) -> Measured | CheckError:
+        """Measure; return the error of a loader that yields nothing."""
         torch_worker._worker_info = None  # a loop without workers collates in memory of its own
         try:
             return driven(self.steps(), lambda batch: None)
         except CheckError as error:  # raised, it would have torch's text around its own
             return error
 
-    def steps(self) -> Steps[Seen]:
-        """Look in this process."""
+    def steps(self) -> Steps[Measured]:
+        """Measure in this process."""
         return observe(self.loader, stepping=False, seconds=self.seconds, keep=self.keep)
 
 
@@ -141,12 +138,12 @@ def observe(
     seconds: float,
     keep: bool = False,
     clock: Clock | None = None,
-) -> Steps[Seen]:
-    """Measure the cost of ``loader``'s batches for about ``seconds``, in at least two blocks.
+) -> Steps[Measured]:
+    """Measure the batches of ``loader`` for about ``seconds``, in at least two blocks.
 
-    Yields every batch if ``stepping``, none otherwise, and holds copies of some if ``keep``.
-    Whatever the loader raises passes through. The loader's workers have ended when this returns or
-    raises, or is closed. ``clock`` is the step's; None: that of the device in use.
+    Yields each batch if ``stepping``, and holds copies of some if ``keep``. Errors of the loader
+    pass through. Its workers have ended when this returns, raises or is closed. ``clock`` is the
+    step's; None: that of the device in use.
     """
     now = host_time_of(clock).now
     with _opened(loader) as (feed, workers):
@@ -163,8 +160,8 @@ def observe(
         held = [_copy(batch)] if keep else []
         if stepping:
             yield batch
-        # Not yet the steady state: what workers made while nobody took anything. Without a step the
-        # queue is empty again after one batch of each; a step may find it full.
+        # Batches that were made while nobody took any are not the steady state. Without a step the
+        # queue is empty after one batch of each worker; with a step it may stay full.
         while warmed <= (count * (loader.prefetch_factor or 0 if stepping else 1) or feed.ahead):
             if now() - began > startup_s + seconds / 3:
                 break
@@ -180,7 +177,7 @@ def observe(
         cpu = time.process_time() + cpu_seconds(processes)
         while len(marks) + len(slow) < 2 or now() - start < seconds:
             taken, begin, began = 0, clock.mark(), now()
-            # Workers that started together may go on delivering together: a block has turns of all.
+            # Workers that started together may deliver together: a block has batches of all.
             while taken % max(1, count) or now() - began < seconds / _BLOCKS:
                 before = now()
                 batch = take()
@@ -198,7 +195,7 @@ def observe(
         blocks = [(clock.seconds(begin, end), taken) for begin, end, taken in marks]
         mean_wait = statistics.fmean(waits)
         count = len(waits)
-        return Seen(
+        return Measured(
             _interval(slow + blocks), samples / count, startup_s, cpu / count,
             statistics.pstdev(waits) / mean_wait if mean_wait > 0 else 0.0, feed.epoch + 1,
             batch_bytes, warmed + count, held, _memory_per_worker(processes),
@@ -206,11 +203,11 @@ def observe(
 
 
 def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) -> Steps[StepCost]:
-    """Measure the step on batches that cost nothing, for ``seconds``; yields copies of ``held``."""
+    """Measure the step alone for about ``seconds``, on copies of the ``held`` batches."""
     most = max(1, min(64, _HELD_BYTES // max(1, nbytes(held[0]))))
     copies, turn, until = 1, 0, math.inf
     blocks: list[tuple[float, int]] = []
-    shares: list[tuple[float, float]] = []  # of a block's seconds: CPU, and until the step returned
+    shares: list[tuple[float, float]] = []  # of a block: CPU, and time on the thread
     while len(blocks) < _SLOW_BLOCKS + 2 or time.perf_counter() < until:
         # Copies, made outside the timing: a step may write into its batch or pop its keys.
         batches = [_copy(held[(turn + number) % len(held)]) for number in range(copies)]
@@ -234,7 +231,7 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
 def _opened(
     loader: torch.utils.data.DataLoader[Any],
 ) -> Iterator[tuple[Feed, Callable[[], list[Any]]]]:
-    """Give a loader's feed, and what returns its workers; on leaving, these have ended."""
+    """Give the loader's feed, and what returns its workers; end the workers on leaving."""
     known = {child.pid for child in multiprocessing.active_children()}
     made: list[Any] = []
 
@@ -260,14 +257,14 @@ def _opened(
         if callable(end):
             end()
         del iterator, end
-        if loader.num_workers:  # children are else the dataset's own affair
-            gc.collect()  # an iterator inside another one may sit in a reference cycle
+        if loader.num_workers:  # other children belong to the dataset
+            gc.collect()  # an iterator inside another one may be in a reference cycle
         for child in workers():
             child.join(_JOIN_S)
 
 
 def _clock() -> Clock:
-    """Return the clock of the devices on which this process has tensors, if there are any."""
+    """Return the clock of the devices on which this process has tensors, else the host's."""
     kind = _device_in_use()
     if kind is None:
         return clock_of([])
@@ -278,9 +275,9 @@ def _clock() -> Clock:
 
 
 def _device_in_use() -> torch.device | None:
-    """Return the accelerator if this process has initialised it.
+    """Return the accelerator if this process has initialised it, without initialising it.
 
-    Asking must not do so: a process that has brought CUDA up cannot fork workers that use it.
+    A process that has initialised CUDA cannot fork workers that use it.
     """
     device = torch.accelerator.current_accelerator()
     if device is None:
@@ -291,7 +288,7 @@ def _device_in_use() -> torch.device | None:
 
 
 def _copy(batch: Batch) -> Batch:
-    """Copy a batch to memory of the same sort: from pageable memory a device gets it slower."""
+    """Copy a batch, pinned memory to pinned memory, which a device reads faster."""
     used = _device_in_use() is not None
 
     def copied(leaf: torch.Tensor) -> torch.Tensor:
@@ -306,7 +303,7 @@ def _rate(samples: float, cost: Interval) -> Interval:
 
 
 def _interval(blocks: list[tuple[float, int]]) -> Interval:
-    """Return the mean of a batch with its 95 % interval, kept within what a rate can be."""
+    """Return the mean seconds of a batch with its 95 % interval, within a factor of 4."""
     seconds, steps = np.array(blocks, dtype=float).T
     mean = float(seconds.sum() / steps.sum())
     found = interval_of(mean, ratio_draws(seconds, steps), len(blocks))
@@ -315,11 +312,10 @@ def _interval(blocks: list[tuple[float, int]]) -> Interval:
 
 
 def _memory_per_worker(workers: list[int]) -> int | None:
-    """Return the bytes of the largest worker by the end of an epoch; None if they are not known.
+    """Return the bytes of the largest worker at the end of an epoch; None if not known.
 
-    Its private pages, and what it may come to copy of the pages that it shares with this process:
-    no more than counting references comes to (`resources.python_heap_bytes`), since arrays, however
-    large, are not copied by being read.
+    These are its private pages, and the shared ones that it will copy by counting references: at
+    most `resources.python_heap_bytes`, since reading an array copies nothing.
     """
     heap = resources.python_heap_bytes()
     found = map(resources.process_memory, workers)

@@ -1,7 +1,7 @@
-"""tune(): one process and the step measured, then the trials that a search asks for.
+"""tune(): measures loading in one process, the step, and then the trials that a search asks for.
 
 tune(loader, step)     calls step(batch) on the batches of every trial
-Tuner(loader).run()    yields them, to a loop that is there already: a script's
+Tuner(loader).run()    yields them to a loop that exists already: a script's
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataloaders.specification import batches_in
 from dataloaders.tuning import auto, learned
 from dataloaders.tuning.result import Progress, Settings, Trial, Tuning
 from dataloaders.tuning.search import DEFAULT_PREFETCH, WORTH, Search, Spent
-from dataloaders.tuning.trial import Loading, Seen, Step, Steps, driven, observe, observe_step
+from dataloaders.tuning.trial import Loading, Measured, Step, Steps, driven, observe, observe_step
 from dataloaders.tuning.variant import Variants, backend_of
 
 _ALONE = "one process: what a batch costs"
@@ -52,16 +52,15 @@ def tune(
 ) -> Tuning:
     """Find a small ``num_workers``, ``prefetch_factor`` and ``pin_memory`` that suffice.
 
-    To suffice is to reach 97 % of what ``step`` needs, or of the best rate. ``num_workers`` is
-    doubled while that is 3 % faster. Settings that are near each other are tried three times, in
-    turns, and their medians compared. The smallest that suffices is chosen. The loader keeps its
-    backend.
+    A setting suffices if it reaches 97 % of what ``step`` needs, or of the best rate.
+    ``num_workers`` is doubled while that is 3 % faster. Settings with similar rates are tried three
+    times, in turns, and their medians compared. The smallest that suffices is chosen. The loader
+    keeps its backend.
 
-    The loader is not iterated, its samplers and generator are copied, random states are restored.
-    The dataset is read in other processes only, so that nothing of it is opened here: loading
-    without workers is measured there, the step here, and both are added. Where the dataset cannot
-    be sent to a process, it is read here, and no workers are tried. ``step`` really runs: a step
-    that trains, trains.
+    The loader is not iterated, its samplers and generator are copied, and random states are
+    restored. The dataset is read in other processes only, so that nothing of it is opened here:
+    loading without workers is measured there, the step here, and both are added. A dataset that
+    cannot be sent to a process is read here, and no workers are tried. ``step`` really trains.
 
     Args:
         loader: any torch DataLoader. One over an iterable dataset is tried with more workers
@@ -69,12 +68,12 @@ def tune(
             samples out among workers yields each of them several times.
         step: run on every batch of every trial; None copies it to the CUDA device, if there is one.
         budget_s: seconds after which no further trial starts.
-        max_workers: the most to try; None: 4 a usable core and at least 8. Fewer where memory or
-            shared memory end before that.
+        max_workers: the most to try; None: 4 for each usable core, at least 8. Fewer if memory or
+            shared memory has no room.
         remember: keep the choice on disk, where ``num_workers="auto"`` looks it up.
-        progress: called before every trial. After a KeyboardInterrupt, ``so_far`` of its last
-            argument is what was known.
-        clock: what trials and the step are timed with; None: the devices that hold tensors.
+        progress: called before each trial. After a KeyboardInterrupt, ``so_far`` of its last
+            argument is the result.
+        clock: times trials and the step; None: that of the devices that hold tensors.
 
     Raises:
         TypeError: ``loader`` is not a torch DataLoader.
@@ -109,7 +108,7 @@ def tune(
 
 @dataclass
 class Tuner:
-    """Runs one search: exhaust `run`; `result` tells what is known, also before its end."""
+    """Runs one search: exhaust `run`; `result` returns what is known, also before its end."""
 
     loader: torch.utils.data.DataLoader[Any]
     budget_s: float
@@ -145,26 +144,25 @@ class Tuner:
     def run(self, remember: bool = True) -> Steps[Tuning]:
         """Yield batches to a loop whose body is the step; return what was found.
 
-        Everything runs on that loop's thread, when it asks for the next batch. If the loop ends
-        first, close the generator: then the workers of the trial under way end, and the random
-        states are put back.
+        Everything runs on the loop's thread, when it asks for the next batch. If the loop ends
+        first, close the generator: it ends the workers and restores the random states.
         """
         try:
             with random_states_kept(self.loader.generator):
                 yield from self._steps()
         finally:
-            del self._search.make  # a cycle, which would keep the loader and its session
+            del self._search.make  # a reference cycle would keep the loader and its session
         return self.result(remember)
 
     def _steps(self) -> Steps[None]:
         search = self._search
         self._announce(search.alone, _ALONE)
         began = time.perf_counter()
-        loading, seen = yield from self._measure_alone()
-        alone = self._trial(search.alone, _ALONE, seen, began)
+        loading, measured = yield from self._measure_alone()
+        alone = self._trial(search.alone, _ALONE, measured, began)
         search.add(alone, comparable=self._variants.loads_elsewhere)
         self._warn(self._find_room(loading))
-        self._reason = self._why_no_workers(seen.samples_per_second.estimate)
+        self._reason = self._why_no_workers(measured.samples_per_second.estimate)
         if self._reason:
             return
         room = search.most
@@ -193,9 +191,9 @@ class Tuner:
             tuple(notes), path,
         )  # fmt: skip
 
-    # What is known before the search ------------------------------------------------------------
+    # Before the search --------------------------------------------------------------------------
 
-    def _measure_alone(self) -> Steps[tuple[Seen, Seen]]:
+    def _measure_alone(self) -> Steps[tuple[Measured, Measured]]:
         """Measure loading in one process, and the loop of loading and stepping."""
         search = self._search
         loading = yield from self._load_elsewhere(search.alone)
@@ -207,14 +205,14 @@ class Tuner:
         step = yield from observe_step(held, self._trial_s, self.clock)
         if self.stepping:
             self._need = step.samples_per_second(loading.samples_per_batch)
-            # It is measured, and the loop around it costs something too.
+            # The loop around the step takes time, too.
             search.needed = self._need.estimate * (1 - WORTH)
         return loading, loading.followed_by(step)
 
-    def _load_elsewhere(self, alone: Settings) -> Steps[Seen]:
-        """Measure loading in a process of its own, or here where the dataset cannot be sent to one.
+    def _load_elsewhere(self, alone: Settings) -> Steps[Measured]:
+        """Measure loading in a separate process, or here if the dataset cannot be sent to one.
 
-        Then no workers are forked afterwards: they would share what the dataset opens here.
+        After loading here no workers are forked: they would share the files that were opened.
         """
         look = Loading(self._variants.elsewhere(alone), self._trial_s, self._steps_on)
         try:
@@ -235,10 +233,10 @@ class Tuner:
             return found
         return (yield from look.steps())
 
-    def _find_room(self, loading: Seen) -> str | None:
+    def _find_room(self, loading: Measured) -> str | None:
         """Find how many workers the user, memory and shared memory allow.
 
-        Returns why the loader as it is will fail, or None.
+        Returns why the loader as it is will fail; None if it will not.
         """
         search, loader, wanted = self._search, self.loader, self.max_workers
         if wanted is None:
@@ -292,7 +290,7 @@ class Tuner:
         began = time.perf_counter()
         loader = self._variants.make(settings, self._timeout_s)
         try:
-            seen = yield from observe(
+            measured = yield from observe(
                 loader, stepping=self._steps_on, seconds=self._trial_s, clock=self.clock
             )
         except Exception as error:
@@ -301,26 +299,26 @@ class Tuner:
             self._search.most = 0
             self._notes.append(f"{settings} failed: {_text(error)}")
             return Trial(settings, why, None, None, failed=_text(error))
-        return self._trial(settings, why, seen, began)
+        return self._trial(settings, why, measured, began)
 
-    def _trial(self, settings: Settings, why: str, seen: Seen, began: float) -> Trial:
-        self._batch_bytes = max(self._batch_bytes, seen.batch_bytes)
-        rate, batches = seen.samples_per_second, self._batches
+    def _trial(self, settings: Settings, why: str, measured: Measured, began: float) -> Trial:
+        self._batch_bytes = max(self._batch_bytes, measured.batch_bytes)
+        rate, batches = measured.samples_per_second, self._batches
         over_epoch = rate.estimate
-        kept = seen.epochs > 1 or self.loader.persistent_workers
+        kept = measured.epochs > 1 or self.loader.persistent_workers
         if settings.num_workers and batches and not kept:
-            whole_s = seen.startup_s + (batches - 1) * seen.seconds_per_batch.estimate
-            over_epoch = batches * seen.samples_per_batch / max(whole_s, 1e-9)
-        cpu_share = seen.cpu_per_batch / seen.seconds_per_batch.estimate / self._cores
-        seconds, each = time.perf_counter() - began, seen.memory_per_worker
+            whole_s = measured.startup_s + (batches - 1) * measured.seconds_per_batch.estimate
+            over_epoch = batches * measured.samples_per_batch / max(whole_s, 1e-9)
+        cpu_share = measured.cpu_per_batch / measured.seconds_per_batch.estimate / self._cores
+        seconds, each = time.perf_counter() - began, measured.memory_per_worker
         failed = self._too_large(settings, each)
         return Trial(
-            settings, why, rate, over_epoch, seen.startup_s, seconds, cpu_share, each, failed
+            settings, why, rate, over_epoch, measured.startup_s, seconds, cpu_share, each, failed
         )
 
     def _too_large(self, settings: Settings, per_worker: int | None) -> str | None:
         """Return why memory does not bear ``settings``, or None; add a note."""
-        # As auto.resolve(), which would give a remembered setting fewer workers than this.
+        # By the same rule auto.resolve() would give a remembered setting fewer workers.
         bears = auto.memory_cap(per_worker) if per_worker else settings.num_workers
         if not per_worker or settings.num_workers <= bears:
             return None
@@ -330,7 +328,7 @@ class Tuner:
         self._notes.append(f"{text}: settings with more were ruled out. {_FREE_MEMORY}")
         return text
 
-    # What is said -------------------------------------------------------------------------------
+    # Results ------------------------------------------------------------------------------------
 
     def _why(self, best: Settings) -> str:
         """Return why ``best`` is the choice."""
@@ -348,7 +346,7 @@ class Tuner:
         return f"{gain}, within 3 % of the best that was tried{need}"
 
     def _closing_notes(self, best: Settings) -> list[str]:
-        """Return what else the user should know about the choice."""
+        """Return further advice about the choice."""
         notes, last = [], self._search.last_trial(best)
         if last is not None and last.samples_per_second and last.epoch_samples_per_second:
             share = 1 - last.epoch_samples_per_second / last.samples_per_second.estimate
@@ -400,9 +398,9 @@ class Tuner:
 def _is_workers_fault(error: Exception) -> bool:
     """Return whether the workers failed, and not the user's dataset in a worker.
 
-    torch raises an error of the dataset again, with its type and a text that begins "Caught".
-    All else that starting or asking workers raises speaks against workers only: they cannot be
-    sent the dataset, they died, they hang, or they were forked from a process that uses CUDA.
+    torch raises an error of the dataset again, with its type and a text that begins with "Caught".
+    Other errors concern the workers: they cannot be sent the dataset, died, hang, or were forked
+    from a process that uses CUDA.
     """
     text = str(error)
     if "Caught " in text:

@@ -1,8 +1,8 @@
-"""A loader like the given one with other settings, which leaves the given one alone.
+"""Loaders like the given one with other settings; the given one is not changed.
 
-The batches of all trials come from one endless stream of indices, drawn from a copy of the
-loader's sampler. So no trial starts over with samples that the one before it has brought into the
-page cache, and an epoch shorter than a trial does not end it.
+The batches of all trials come from one endless stream of indices, drawn from a copy of the loader's
+sampler. So no trial begins with samples that an earlier one has brought into the page cache, and no
+trial ends with a short epoch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ L = TypeVar("L", bound="torch.utils.data.DataLoader[Any]")
 
 @dataclass(frozen=True)
 class Settings:
-    """What tuning chooses, under torch's names; printed as the arguments of a DataLoader."""
+    """The numbers that tuning chooses, by torch's names; printed as arguments of a DataLoader."""
 
     num_workers: int
     prefetch_factor: int | None  # None without workers
@@ -43,10 +43,10 @@ class Settings:
 
 
 def with_settings(loader: L, settings: Settings, **attributes: Any) -> L:
-    """Return a loader of ``loader``'s class with other settings and everything else shared.
+    """Return a loader of ``loader``'s class with other settings and all else shared.
 
-    ``attributes`` are set on it as well. Written to ``__dict__``, because torch's ``__setattr__``
-    refuses some names on a finished loader.
+    ``attributes`` are set on it as well, through ``__dict__``, since torch's ``__setattr__``
+    refuses some names.
     """
     state = loader.__getstate__() if isinstance(loader, DataLoader) else dict(vars(loader))
     changed: L = type(loader).__new__(type(loader))
@@ -77,7 +77,7 @@ def inner_name_of(backend: Backend) -> str:
 
 
 class Variants:
-    """Loaders for trials: the given one's dataset and collation, samplers of their own.
+    """Makes loaders for trials: the given one's dataset and collation, samplers of their own.
 
     Raises:
         CheckError: the sampler cannot be copied.
@@ -117,10 +117,10 @@ class Variants:
         """Return a loader for one trial; a worker that hangs for ``timeout_s`` ends it."""
         extra = dict(self._attributes)
         if settings.num_workers:
-            # What is open here is also open in the forks: their reading must not move it.
+            # Workers inherit open files, whose offsets their reading must not move.
             extra["worker_init_fn"] = _TrialStart(self._loader.worker_init_fn)
             extra["timeout"] = self._loader.timeout or timeout_s
-            # An iterable dataset's epochs end inside a trial; workers then stay as the user said.
+            # An iterable dataset's epochs end inside a trial.
             extra["persistent_workers"] = self._iterable and self._loader.persistent_workers
         return with_settings(self._loader, settings, **extra)
 
@@ -133,7 +133,7 @@ class Variants:
         return with_settings(self._loader, settings, **extra)
 
     def delivered(self, batch: Batch) -> Batch:
-        """Return a batch of such a loader where and as the user's loader delivers it."""
+        """Return a batch of such a loader on the device, or pinned, as the user's loader does."""
         device = getattr(self._loader, "device", None) if self._ours else None
         if device is not None:
             return to_device(batch, torch.device(device))
@@ -142,14 +142,14 @@ class Variants:
         return batch
 
     def skip(self, batches: int) -> None:
-        """Leave out so many batches' indices, which another process has drawn from its copy."""
+        """Skip the indices of ``batches``, which another process has drawn from its copy."""
         if self._indices is not None:
             deque(itertools.islice(self._indices, batches), maxlen=0)
 
 
 @dataclass(frozen=True)
 class _TrialStart:
-    """A worker_init_fn: files that the fork inherited, opened anew, then the user's own."""
+    """A worker_init_fn that opens inherited files anew, then calls the user's own."""
 
     own: Callable[[int], None] | None
 
@@ -160,7 +160,7 @@ class _TrialStart:
 
 
 class _Indices:
-    """An endless stream of indices: every ``iter()`` continues it; a pickled copy starts over."""
+    """An endless stream of indices: each ``iter()`` continues it; a pickled copy starts anew."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
