@@ -3,7 +3,7 @@
     rows as stored in the file          0 1 2 │ 3 4 5 │ 6 7 8 │ 9 ...      blocks
     blocks in random order              6 7 8 │ 0 1 2 │ 9 ...              long reads, each once
     rows moved within half a window     7 0 6 2 9 8 1 ...                  yielded
-                                              └─ the kernel is told which blocks come next
+                                              └─ the next blocks are requested from the kernel
 
 Only one window has to fit in memory; a full shuffle needs the whole file there.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Iterator, Sized
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -33,6 +34,8 @@ WINDOW_BYTES = 512 << 20
 MOST_WINDOW_ROWS = 1 << 18
 """The default limit of a window with small rows: a window's row numbers are sorted in memory."""
 _WINDOW_BLOCKS = 64  # the least number of blocks in a default window
+
+_LEAST = {"seed": -(2**63), "block": 1, "window": 1, "num_replicas": 1, "rank": 0}  # of options
 
 _LEAST_AHEAD, _MOST_AHEAD = 16 << 20, 64 << 20  # how far to read ahead, in bytes
 _FASTEST = 16 << 30  # bytes a second; no disk delivers rows faster than this
@@ -125,18 +128,14 @@ class BlockShuffle(DistributedSampler[int]):
         self.drop_last = drop_last
         self.epoch = 0
         self._epoch_given = False
-        self.seed: int | None = None if seed is None else _whole("seed", seed, least=-(2**63))  # type: ignore[assignment]
-        if block is not None:
-            block = _whole("block", block, least=1)
-        if window is not None:
-            window = _whole("window", window, least=1)
+        options = {"seed": seed, "block": block, "window": window, "rank": rank}
+        for name, value in {**options, "num_replicas": num_replicas}.items():
+            if value is not None:
+                _whole(name, value, least=_LEAST[name])
+        self.seed: int | None = seed  # type: ignore[assignment]
         self.block, self.window = _sizes(dataset, block, window)
-        self._num_replicas = num_replicas
-        self._rank = rank
-        if num_replicas is not None:
-            _whole("num_replicas", num_replicas, least=1)
-        if rank is not None:
-            self._check_rank(_whole("rank", rank, least=0), num_replicas)
+        self._num_replicas, self._rank = num_replicas, rank
+        self._check_rank(self._rank or 0, num_replicas)
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
@@ -184,25 +183,24 @@ class BlockShuffle(DistributedSampler[int]):
         runs = _runs(len(self.dataset), self.block, _bits(seed, epoch, 0, _ORDER))
         runs = _part(runs, len(self.dataset), rank * share, (rank + 1) * share)
         moved = _moved(runs, self.block, self.window, _bits(seed, epoch, rank, _MOVES))
-        return self._given_out(runs, moved)
+        return self._yielded(runs, moved)
 
-    def _given_out(self, runs: _Runs, moved: Iterator[Rows]) -> Iterator[int]:
+    def _yielded(self, runs: _Runs, moved: Iterator[Rows]) -> Iterator[int]:
         """Yield the rows one by one, and request blocks from the disk before they are due."""
         chunk = max(_LEAST_CHUNK, min(self.block, _MOST_CHUNK))
         ahead = None
         if isinstance(self.dataset, ReadAhead):
             ahead = _Ahead(self.dataset, runs, self.window, chunk)
-        given = 0
         for rows in moved:
             for at in range(0, len(rows), chunk):
-                piece = rows[at : at + chunk].tolist()
-                if ahead is not None:
-                    ahead.look(given)
-                given += len(piece)
-                left = time.perf_counter()
-                yield from piece
-                if ahead is not None:
-                    ahead.away(time.perf_counter() - left)
+                some = rows[at : at + chunk].tolist()
+                if ahead is None:
+                    yield from some
+                    continue
+                ahead.request()
+                begin = time.perf_counter()
+                yield from some
+                ahead.count(len(some), time.perf_counter() - begin)
 
     def _check_rank(self, rank: int, of: int | None) -> None:
         if of is not None and not 0 <= rank < of:
@@ -237,22 +235,23 @@ class _Ahead:
         self._half = total if window >= total else -(-window // 2)
         ahead = min(max(window * self._row_bytes / 4, _LEAST_AHEAD), _MOST_AHEAD)
         self._reach = self._half + int(ahead / self._row_bytes) + chunk
-        self._next = 0
+        self._next = self._yielded = 0
         self._seconds = 0.0
 
-    def away(self, seconds: float) -> None:
-        """Add the time for which the consumer used the rows yielded so far."""
+    def count(self, rows: int, seconds: float) -> None:
+        """Count rows that were yielded, and the time that the consumer took for them."""
+        self._yielded += rows
         self._seconds += seconds
 
-    def look(self, given: int) -> None:
-        """Request what is due soon, after ``given`` rows were yielded."""
-        if given * self._row_bytes > _MOST_AHEAD + self._seconds * _FASTEST:
+    def request(self) -> None:
+        """Request the blocks that are due soon."""
+        if self._yielded * self._row_bytes > _MOST_AHEAD + self._seconds * _FASTEST:
             return  # the epoch is being listed, not read
         begins, (starts, lengths) = self._begins, self._runs
-        last = int(np.searchsorted(begins, given + self._reach))
+        last = int(np.searchsorted(begins, self._yielded + self._reach))
         # After a pause, skip the blocks whose rows were yielded already.
-        passed = int(np.searchsorted(begins, given - self._half, side="right")) - 1
-        for run in range(max(self._next, passed), last):
+        first = int(np.searchsorted(begins, self._yielded - self._half, side="right")) - 1
+        for run in range(max(self._next, first), last):
             self._file.will_read(int(starts[run]), int(starts[run] + lengths[run]))
         self._next = max(self._next, last)
 
@@ -265,22 +264,12 @@ def _runs(rows: int, block: int, random: np.random.Philox) -> _Runs:
 
 def _part(runs: _Runs, rows: int, first: int, last: int) -> _Runs:
     """Return places ``first`` to ``last - 1`` of the order, which repeats from its beginning."""
-    parts = []
-    while first < last:
-        begin = first % rows
-        end = min(rows, begin + last - first)
-        ends = np.cumsum(runs.lengths)
-        low, high = np.searchsorted(ends, begin, side="right"), np.searchsorted(ends, end)
-        starts, lengths = (each[low : high + 1].copy() for each in runs)
-        lengths[-1] -= ends[high] - end
-        cut = begin - (int(ends[low]) - int(runs.lengths[low]))
-        starts[0] += cut
-        lengths[0] -= cut
-        parts.append(_Runs(starts, lengths))
-        first += end - begin
-    if not parts:
-        return _Runs(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    return _Runs(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+    times = -(-last // max(rows, 1))
+    starts, lengths = np.tile(runs.starts, times), np.tile(runs.lengths, times)
+    begins = np.cumsum(lengths) - lengths
+    low, high = np.clip(first - begins, 0, lengths), np.clip(last - begins, 0, lengths)
+    has_some = low < high
+    return _Runs((starts + low)[has_some], (high - low)[has_some])
 
 
 def _moved(runs: _Runs, block: int, window: int, random: np.random.Philox) -> Iterator[Rows]:
@@ -327,7 +316,7 @@ def _shuffled(count: int, random: np.random.Philox) -> Rows:
 
 
 def _bits(seed: int, epoch: int, rank: int, draw: int) -> np.random.Philox:
-    """Return a source of random bits for these numbers; NumPy promises that they stay the same."""
+    """Return a source of random bits for these numbers, the same in every version of NumPy."""
     words = words_of(seed, epoch, rank, 0, draw)
     return np.random.Philox(
         key=np.array([words[0] | words[1] << 32, words[2] | words[3] << 32], np.uint64)
@@ -358,12 +347,11 @@ def _has_group() -> bool:
 
 
 def _whole(name: str, value: Any, *, least: int) -> int:
-    try:
+    """Return an option that has to be an integer from ``least`` on."""
+    with suppress(TypeError):
         number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not least <= number < 2**63:
-        raise OptionError(
-            f"BlockShuffle({name}={value!r}): must be an integer from {least} to 2**63 - 1"
-        )
-    return number
+        if not isinstance(value, bool) and least <= number < 2**63:
+            return number
+    raise OptionError(
+        f"BlockShuffle({name}={value!r}): must be an integer from {least} to 2**63 - 1"
+    )

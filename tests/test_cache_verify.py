@@ -33,7 +33,7 @@ def test_what_a_flipped_bit_hits_is_named(tmp_path, whole):
     assert index.failed is not None
     places = [
         ("the index:", HEADER // 2),
-        ("the zeros behind the index", index.user_block - 1),
+        ("the zeros after the index", index.user_block - 1),
         ("HDF5's own records", index.user_block),
         ("the table of checksums", index.checksums.offset),
         *(("list of failed", extent.offset) for extent in index.failed),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dataloaders import cache
+from dataloaders import cache, cli
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cli.cache_options import FLAGS, add_parsers
 from dataloaders.cli.photos import make_photos
@@ -242,9 +242,13 @@ def test_an_option_that_cannot_be_is_named_as_it_was_given(command, name, words)
 
 
 def test_all_messages_name_options_by_the_table():
-    """Of the texts in the code, none names an option by itself; images by column are Python's."""
+    """Of the texts in the code, none names an option by itself; images by column are Python's.
+
+    The command's help does: its examples are given to its parser.
+    """
     names = re.compile("|".join(rf"\b{name}=(?!{{)|{flag}\b" for name, flag in FLAGS.items()))
-    for path in Path(cache.__file__).parent.rglob("*.py"):
+    commands = [Path(cli.__file__).with_name(name) for name in ("cache.py", "cache_source.py")]
+    for path in [*Path(cache.__file__).parent.rglob("*.py"), *commands]:
         tree = ast.parse(path.read_text())
         alone = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
         for each in ast.walk(tree):

@@ -5,12 +5,11 @@ dataset ──precompute──> train.h5 ──map──> rows ──┬──> 
                                                  └──> anything else: sample by sample, as stock
 
 session.py   the cache in place of the dataset   batches.py    whole batches, proved to be torch's
-columns.py   numbers and tensors gathered        images.py     images moved, and made floats
+columns.py   numbers and tensors gathered        images.py     images copied, and made floats
 windows.py   crops and flips as windows          draws.py      torch's random numbers for a batch
-mirroring.py bytes mirrored by words             threads.py    a batch shared among threads
+mirroring.py images mirrored by words            threads.py    a batch shared among threads
 
-Order, workers and everything around a batch are torch's: stock iterates the loader, with the cache
-in place of the dataset.
+Order and workers are torch's: stock iterates the loader, with the cache in place of the dataset.
 """
 
 from __future__ import annotations
@@ -54,29 +53,29 @@ __all__ = ["H5"]
 
 @dataclass(frozen=True)
 class H5(Backend):
-    """Samples from a cache, which is built at the first ``iter()`` if it does not exist.
+    """Reads samples from a cache, which is built at the first ``iter()`` if it does not exist.
 
     The samples and their order equal torch's. What the dataset's transforms do before the first
     random one comes from the file; the rest runs live. If images are stored raw, and the rest
-    consists of torchvision's crops and flips and of what makes tensors or floats, it is done a
-    batch at a time, once this is proved on samples of this very cache to give torchvision's own
-    result. The random numbers then come from a separate generator, seeded by torch's base seed of
-    the epoch; with ``seed=`` they are those that stock gives each sample.
+    consists of torchvision's crops and flips and of what makes tensors or floats, whole batches are
+    made at once, if samples of this very cache prove that the result is torchvision's own. The
+    random numbers then come from a separate generator, seeded by torch's base seed of the epoch;
+    with ``seed=`` they are those that stock gives each sample.
 
     Attributes:
-        path: the path of the file; None: in the user's cache folder, named after its contents.
+        path: the path of the file; None: one in the user's cache folder.
         build: "if_missing", or "never" for programs that must not spend the time and the disk.
         images: how PIL images are stored, as in `precompute`: "raw", "jpeg", "png", "webp", an
             `Encoded`, or "packed" for the dataset's own files. None: raw; an existing cache is used
             as it is.
-        check: "contents" compares a few samples with an existing cache, read in a separate process;
-            None compares class, length, transforms and classes, and reads no sample.
+        check: "contents" also compares a few samples with an existing cache, read in a separate
+            process; None compares class, length, transforms and classes, and reads no sample.
         expect: entries of its fingerprint that an existing cache must have, as in `precompute`:
             ``{"torchvision": "0.29.2"}``. "dataset" and "head" count in place of the dataset's.
-        threads: the most threads that make a batch, in this process or in each worker; None: as
+        threads: how many threads at most make a batch, in this process or in each worker; None: as
             many as `torch.get_num_threads` says, and no more than this rank's cores.
-        puts_off: whether images that end as floats are left as bytes to a `DeviceTail`; prefetch
-            sets it.
+        puts_off: whether images that end as floats are returned as bytes, for prefetch to finish
+            on the device; prefetch sets it.
 
     Raises:
         OptionError: an option has a value that it cannot take.
@@ -104,7 +103,7 @@ class H5(Backend):
         Images.of(self.images)
 
     def explain(self, loader: Specification) -> Plan:
-        """Return whether there is a file, and what is done with its rows. Builds nothing."""
+        """Return where each stage runs, and whether the file is there; build nothing."""
         try:
             obstacle = self._obstacle(loader)
             built = self.path is not None and os.path.exists(self.path)
@@ -136,7 +135,7 @@ class H5(Backend):
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
 
     def takes_ahead(self, loader: Specification) -> bool:
-        """Whether no user code makes batches in this process: workers do, or this package."""
+        """Return whether no user code makes batches in this process."""
         try:
             if loader.num_workers > 0:
                 return registry.load("stock")().takes_ahead(loader)
@@ -233,8 +232,8 @@ class H5(Backend):
         return f"images stored as {text} are decoded, and transformed by torchvision"
 
     def _unproved(self, loader: Specification) -> str | None:
-        """Say why batches of the cache that is there are not made at once; None: they are."""
-        with warnings.catch_warnings(), suppress(CacheError, Unobserved):  # iter() tells these
+        """Say why batches of the existing cache are not made at once; None: they are."""
+        with warnings.catch_warnings(), suppress(CacheError, Unobserved):  # iter() raises these
             warnings.simplefilter("ignore")
             batches = whole_batches(self.cached(loader), loader)
             return batches if isinstance(batches, str) else None
@@ -273,7 +272,7 @@ class H5(Backend):
 
 
 def _describe_live(dataset: Any) -> str:
-    """Say which transforms run each time and which the cache saves, as a build would decide it."""
+    """Say which transforms run live and which are in the cache, as a build would decide it."""
     cuts, _ = cuts_of(dataset)
     cut = cuts[0] if cuts else whole(dataset)
     live, kept = (

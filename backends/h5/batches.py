@@ -1,12 +1,12 @@
 """Make whole batches from a cache: gather columns, crop and flip images into the batch.
 
-    rows ──> numbers, tensors   one gather a column
-             text               a list
-             raw images         a window each, straight from the mapped file into the batch;
-                                floats, if a tail makes them, as soon as a window is copied
+    rows ──> numbers, tensors of one shape   one gather a column
+             raw images with a live tail     a window of each, copied from the mapped file into the
+                                             batch, then made floats if the tail does so
+             anything else                   default_collate of the column's leaves
 
-The batch equals ``default_collate([cached[row] for row in rows])``. This is proved on rows of this
-very cache, with torchvision's own random numbers, before any batch is made this way.
+The batch equals ``default_collate([cached[row] for row in rows])``. Before any batch is made this
+way, this is proved on rows of the same cache, with torchvision's own random numbers.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from .windows import NotThisBatch
 __all__ = ["Batches", "batches_of", "is_proved"]
 
 _Leaf: TypeAlias = Callable[[Rows], Any]
-"""A function that makes a column's part of a batch."""
+"""Makes the batch of one column."""
 
 _PROVED_ROWS = 4
 _GATHERED = ("int", "float", "bool", "tensor", "array", "scalar")
 
 
 class Batches(WholeBatches):
-    """Make batches of one cache. Created by `batches_of`, once in each process that uses it.
+    """Makes batches of one cache. Created by `batches_of`, once in each process that uses it.
 
     Args:
-        leaves: make the parts of a batch, one a column.
-        threads: the most that make a batch, as `Threads` has it.
-        puts_off: whether a `Trailing` stands for images that end as floats.
+        leaves: what makes the batch of each column.
+        threads: how many at most make a batch, as in `Threads`.
+        puts_off: whether images that end as floats are returned as bytes, in a `Trailing`.
 
     Attributes:
         cached: the cache, whose tails are part of the batches.
@@ -92,7 +92,7 @@ class Batches(WholeBatches):
 
         Args:
             rows: integers from 0 on.
-            draws: the random numbers of each row.
+            draws: gives the random numbers of each row.
         """
         if not collates_as_torch():
             return None
@@ -126,11 +126,11 @@ def batches_of(
     threads: int | None = None,
     puts_off: bool = False,
 ) -> Batches | str:
-    """Return how batches of ``cached`` are made at once; or say in a few words why they cannot be.
+    """Return what makes whole batches of ``cached``; or say in a few words why nothing does.
 
     Args:
         cached: the cache, with its live transforms.
-        prove: whether such batches equal torch's; None: `is_proved`, on this thread.
+        prove: says whether such batches equal torch's; None: `is_proved`, on this thread.
         threads, puts_off: see `Batches`.
     """
     batches = _made(cached, threads, puts_off)
@@ -181,30 +181,28 @@ def _leaf_of(column: Column, tail: Any) -> _Leaf | str:
 
 
 def is_proved(cached: CachedDataset) -> bool:
-    """Whether batches of one row and of several equal torch's, including random numbers.
+    """Return whether batches of one row and of several equal torch's, with equal random numbers.
 
-    Reads a few rows both ways, with their live transforms, which may be user code. Restores all
-    random states.
+    Reads a few rows both ways, with their live transforms, which may be user code. Restores the
+    states of all generators.
     """
     batches = _made(cached)
     if isinstance(batches, str):
         return False
-    spread = np.linspace(0, len(cached) - 1, _PROVED_ROWS).astype(np.int64)
-    tries = [[int(row)] for row in spread] + [[int(row) for row in spread]]
+    spread = [int(row) for row in np.linspace(0, len(cached) - 1, _PROVED_ROWS)]
     proved = False
-    for seed, rows in enumerate(tries):
+    for seed, rows in enumerate([*([row] for row in spread), spread]):
         seeding = words(seed, 0, np.arange(len(rows)))
         with random_states_kept(cuda=False):
             try:
-                theirs: Any = default_collate(
-                    [_seeded(cached, *each) for each in zip(rows, seeding.tolist(), strict=True)]
-                )
+                pairs = zip(rows, seeding.tolist(), strict=True)
+                torchs: Any = default_collate([_seeded(cached, *each) for each in pairs])
             except Exception:  # such rows are left to default_collate, which raises
-                theirs = None
-        ours = batches.of(rows, Draws(seeding))
-        if theirs is None and ours is None:
+                torchs = None
+        made = batches.of(rows, Draws(seeding))
+        if torchs is None and made is None:
             continue
-        if ours is None or not _same(ours, theirs):
+        if made is None or not _same(made, torchs):
             return False
         proved = True
     return proved
@@ -215,13 +213,13 @@ def _seeded(cached: CachedDataset, row: int, words: list[int]) -> Any:
     return cached[row]
 
 
-def _same(ours: Any, theirs: Any) -> bool:
-    if type(ours) is not type(theirs):
+def _same(made: Any, torchs: Any) -> bool:
+    if type(made) is not type(torchs):
         return False
-    if isinstance(theirs, torch.Tensor):
-        return same_bits(ours, theirs)
-    if isinstance(theirs, dict):
-        return list(ours) == list(theirs) and all(_same(ours[key], theirs[key]) for key in theirs)
-    if isinstance(theirs, (list, tuple)):
-        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
-    return bool(ours == theirs)
+    if isinstance(torchs, torch.Tensor):
+        return same_bits(made, torchs)
+    if isinstance(torchs, dict):
+        return list(made) == list(torchs) and all(_same(made[key], torchs[key]) for key in torchs)
+    if isinstance(torchs, (list, tuple)):
+        return len(made) == len(torchs) and all(map(_same, made, torchs))
+    return bool(made == torchs)

@@ -26,14 +26,14 @@ _Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass
 class Rows:
-    """The rows of one batch, the random numbers for them, and how they are made.
+    """The rows of one batch, and what their batch is made with.
 
     Attributes:
         numbers: int64 [n].
-        draws: the random numbers of each row.
-        pool: where large tensors come from, outside workers.
-        threads: share the work on images.
-        puts_off: whether a `Trailing` stands for images that end as floats.
+        draws: gives the random numbers of each row.
+        pool: gives memory for large tensors, outside workers.
+        threads: share the images.
+        puts_off: as in `Batches`.
     """
 
     numbers: _Ints
@@ -65,7 +65,7 @@ class Rows:
         return views
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return memory for a part of a batch: shared in a worker, else from the pool if large."""
+        """Return memory for a column: shared in a worker, else from the pool if it is large."""
         nbytes = math.prod(shape) * dtype.itemsize
         if get_worker_info() is not None:
             storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]

@@ -1,12 +1,12 @@
-"""Draw for all samples of a batch at once what torch's generator, seeded sample by sample, gives.
+"""Draw for a whole batch what torch's generator gives when it is seeded for each sample.
 
     words (n x 4, of `philox.words`) ──> n Mersenne twisters ──> rand, randint
 
-`seeding.seed_generators` seeds torch's generator before each sample with the same words. The values
-here equal to the bit what torchvision's crops and flips then draw, number by number.
+`seeding.seed_generators` seeds torch's generator with the same words before each sample. The
+numbers here are, to the bit, those that torchvision's crops and flips then draw.
 
-torch's generator is MT19937 with Knuth's initialisation by one word, as NumPy's legacy seeding is
-(Matsumoto and Nishimura, 1998); how words become numbers is ATen's ``TransformationHelper.h``.
+torch's generator is MT19937 with Knuth's initialisation by one word, and so is NumPy's legacy
+seeding (Matsumoto and Nishimura, 1998). ATen's ``TransformationHelper.h`` makes numbers of words.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ __all__ = ["Draws", "FreeDraws"]
 _Words: TypeAlias = npt.NDArray[np.uint32]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 
-_AT_ONCE = 64
-"""Words of a stream that are made at a time."""
+_AT_ONCE = 64  # words of a stream that are made at a time
 
 
 class Draws:
@@ -52,9 +51,10 @@ class Draws:
         return np.asarray(self.rand() < np.float32(probability))
 
     def randint(self, high: npt.NDArray[np.int64], where: _Mask) -> npt.NDArray[np.int64]:
-        """Return int64 [n]: ``torch.randint(0, high, (1,))`` for those samples, 0 for the others.
+        """Return int64 [n]: ``torch.randint(0, high, (1,))`` ``where`` that is True, else 0.
 
-        ``high`` is [n]; at most 2**24, where all versions of torch agree. The others draw nothing.
+        ``high`` is [n], at most 2**24, where all versions of torch agree. Samples that get 0 draw
+        nothing.
         """
         drawn = self._words(where).astype(np.int64) % np.maximum(high, 1)
         return np.where(where, drawn, 0)
@@ -97,7 +97,7 @@ class FreeDraws(Draws):
 
 
 class _Twister(threading.local):
-    """NumPy's generator, one a thread: making one takes as long as seeding it seventy times."""
+    """One generator a thread: making one takes as long as seeding it seventy times."""
 
     def __init__(self) -> None:
         self.bits: Any = np.random.MT19937(0)

@@ -1,10 +1,10 @@
-"""Images of a batch: the window of each, from the mapped file into the batch.
+"""Make the images of a batch: copy a window of each from the mapped file, and make floats of it.
 
-    rows ──> images in the file ──> Windows, drawn for all ──> bytes, a few threads at a time
-                                                                  └──> floats, if a tail makes them
+    rows ──> images in the file ──> Windows, drawn for all ──> bytes ──> floats, if the tail ends so
+                                                               └ a few threads, each its own images
 
-Each thread makes the images of its own part, a few at a time, so that they stay in the core's cache
-until they have become floats.
+A thread makes a few images at a time, so that their bytes are still in the core's cache when they
+become floats.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ KINDS = (
     *("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr"),
     *("tensor:uint8", "tv_tensor:Image:uint8"),
 )
-"""Cells whose values are bytes [C, H, W]; stacked, all of them are plain tensors."""
+"""Kinds of leaves whose values are bytes [C, H, W], and that torch stacks to plain tensors."""
 
-_AT_ONCE = 1 << 18  # values: 1 MiB of floats
+_AT_ONCE = 1 << 18  # values that become floats together: 1 MiB
 
 _Image = npt.NDArray[np.uint8]
 _Moved = tuple[_Image, int, int, bool, bool]
-"""An image in the file; the top and left of its window; whether it is upside down, mirrored."""
+"""An image in the file; top and left of its window; whether it is upside down, and mirrored."""
 
 
 def obstacle_in(tail: Any) -> str | None:
-    """Say which member of ``tail`` is not done to a whole batch, and why; None: all of them are."""
+    """Say which member of ``tail`` cannot be done to a whole batch, and why; None: all can."""
     found = _read(tail)
     return found if isinstance(found, str) else None
 
 
 def images_of(column: Column, tail: Any) -> Images | str:
-    """Return what makes batches of a column of images with this tail; or say what it cannot do."""
+    """Return what makes batches of a column of images with this tail; or say why nothing does."""
     found = _read(tail)
     return found if isinstance(found, str) else Images(column, *found)
 
 
 def _read(tail: Any) -> tuple[list[Step], _Floats | None] | str:
-    """Return crops and flips, and what makes floats of bytes; or say why they are not known.
+    """Return the crops and flips of ``tail``, and what makes floats; or say why that is not known.
 
-    Moving bytes first and making floats of them last is the same, but for a crop after Normalize:
-    the border around an image is of zeros.
+    Bytes are moved first and become floats last, in whatever order the tail has it. Only a crop
+    after Normalize would differ: its border around the image is of zeros.
     """
     members = read(tail)
     run = trailing([member for member in members if is_pointwise(member)])
@@ -72,17 +72,16 @@ def _read(tail: Any) -> tuple[list[Step], _Floats | None] | str:
         crops = [name for name in names[names.index("Normalize") :] if name and "Crop" in name]
         if crops:
             return f"{crops[0]} comes after Normalize"
-    # Rows that are tensors need nothing that makes them, but then the tail makes floats.
     if not run and not any(name in CONVERTERS for name in names):
         return "its tail makes no tensors of images"
     return steps, _Floats(run) if run else None
 
 
 class _Floats:
-    """What ``run``, which `trailing` found, makes of bytes.
+    """Makes floats of bytes, as ``run`` does, which is from `trailing`.
 
     Attributes:
-        steps: the same, as recorded ones.
+        steps: the members of ``run``, as a recording has them.
     """
 
     def __init__(self, run: Sequence[Member]) -> None:
@@ -93,10 +92,10 @@ class _Floats:
         self._tails = Tails()
 
     def way(self, channels: int) -> tuple[Way, torch.dtype]:
-        """Return how to write the floats of images of so many channels, and their dtype.
+        """Return how the floats of images of so many channels are made, and their dtype.
 
         Raises:
-            Exception: there are no such floats.
+            Exception: torchvision would raise for such images, or they get more channels.
         """
         tail = self._tails.of(self.steps, channels)
         if tail.channels != channels:
@@ -119,7 +118,7 @@ def _step(member: Member, before: tuple[TailStep, ...]) -> TailStep:
 
 
 class Images:
-    """Images of one mode, each window copied straight into a batch [N, C, H, W]."""
+    """Makes batches [N, C, H, W] of a column of images, by ``steps`` and then ``floats``."""
 
     def __init__(self, column: Column, steps: Sequence[Step], floats: _Floats | None) -> None:
         self._column = column
@@ -144,7 +143,7 @@ class Images:
         try:
             if self._floats is not None:
                 way, dtype = self._floats.way(int(channels[0]))
-        except Exception as error:  # of the sample itself torchvision says it better
+        except Exception as error:  # torchvision raises its own for the sample
             raise NotThisBatch from error
         if rows.puts_off:
             way, dtype = None, torch.uint8
@@ -161,13 +160,13 @@ class Images:
 
 
 def _fill(out: torch.Tensor, moved: Sequence[_Moved], way: Way | None, outside: bool) -> None:
-    """Fill ``out`` with the windows; with what ``way`` makes of their bytes, if there is one.
+    """Fill ``out`` with the windows, or with the floats that ``way`` makes of them.
 
-    ``outside``: whether a window may extend beyond its image.
+    ``outside`` says whether a window may extend beyond its image.
     """
     mirror = Mirror(tuple(out.shape[1:]))
     if way is None:
-        # By NumPy, which copies short rows faster than torch.
+        # NumPy copies short rows faster than torch.
         for place, each in zip(out.numpy(), moved, strict=True):
             _put(place, *each, mirror)
         return
@@ -185,21 +184,28 @@ def _fill(out: torch.Tensor, moved: Sequence[_Moved], way: Way | None, outside: 
                 way.finish(place if at_once == 1 else out[done:number])
                 done = number
         return
-    bytes_ = torch.empty((at_once, *out.shape[1:]), dtype=torch.uint8)
-    places = bytes_.numpy()
+    pixels = torch.empty((at_once, *out.shape[1:]), dtype=torch.uint8)
+    places = pixels.numpy()
     for begin in range(0, len(out), at_once):
         some = out[begin : begin + at_once]
-        for seen, each in zip(places, moved[begin:], strict=False):
-            _put(seen, *each, mirror)
-        way.run(bytes_[: len(some)], some)
+        for place, each in zip(places, moved[begin:], strict=False):
+            _put(place, *each, mirror)
+        way.run(pixels[: len(some)], some)
 
 
 def _put(
-    place: _Image, image: _Image, top: int, left: int, upside_down: bool, mirrored: bool, to: Mirror
+    place: _Image,
+    image: _Image,
+    top: int,
+    left: int,
+    upside_down: bool,
+    mirrored: bool,
+    mirror: Mirror,
 ) -> None:
+    """Fill ``place`` with a window of ``image``, and with zeros where it is beyond the image."""
     bottom, right = top + place.shape[1], left + place.shape[2]
     if top < 0 or left < 0 or bottom > image.shape[1] or right > image.shape[2]:
-        place[...] = 0  # beyond the image
+        place[...] = 0
         part = image[:, max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
         above = max(bottom - image.shape[1], 0) if upside_down else max(-top, 0)
         beside = max(right - image.shape[2], 0) if mirrored else max(-left, 0)
@@ -209,20 +215,20 @@ def _put(
     part = image[:, top:bottom, left:right]
     part = part[:, ::-1] if upside_down else part
     if mirrored:
-        to.put(part, place)
+        mirror.put(part, place)
     else:
         place[...] = part
 
 
 def _tensor(values: _Image) -> torch.Tensor:
-    """Return a tensor over ``values``, which are mapped from a file: read-only."""
-    _have_torch_warned()
+    """Return a tensor over ``values``, which are read-only: they are mapped from a file."""
+    _silence_warning()
     return torch.from_numpy(values)
 
 
 @functools.cache
-def _have_torch_warned() -> None:
-    """Trigger torch's one warning that such a tensor must not be written to: nobody sees these."""
+def _silence_warning() -> None:
+    """Let torch give, unseen, its one warning that a tensor is not to be written to."""
     values = np.zeros(1, np.uint8)
     values.flags.writeable = False
     with warnings.catch_warnings():

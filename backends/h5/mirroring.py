@@ -1,9 +1,9 @@
 """Mirror an image of bytes, eight pixels at a time.
 
-    a b c d e f g h   one number of 8 bytes ──written in the other byte order──> h g f e d c b a
-    numbers of a line, from the last to the first ──────────────────────────────> the line mirrored
+    a b c d e f g h   one number of 8 bytes ──copied to the other byte order──> h g f e d c b a
+    numbers of a line, from the last to the first ─────────────────────────────> the line, mirrored
 
-NumPy has one loop for this; reversing byte by byte takes four times as long.
+NumPy swaps bytes in one loop; reversing a line byte by byte takes four times as long.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ _WORD = 8
 
 
 class Mirror:
-    """Mirror images of one shape; for use in one thread.
-
-    Args:
-        shape: the shape of the images, (channels, height, width).
-    """
+    """Mirrors images of one ``shape``, (channels, height, width); for use in one thread."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._copy = np.empty(shape, np.uint8)
@@ -34,7 +30,7 @@ class Mirror:
 
     def put(self, image: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8]) -> None:
         """Fill ``place`` with ``image`` mirrored; the last axis of ``place`` is dense."""
-        # Read forwards first: a core prefetches less of memory that is read backwards.
+        # Copied first: a core prefetches less of memory that is read backwards.
         self._copy[...] = image
         if self._whole:
             place[..., : self._whole].view(">u8")[...] = self._words

@@ -4,12 +4,12 @@
                             └─None─> samples ──> default_collate
     any other loader ──> cached[row], one by one, by stock
 
-The dataset is looked at again at each ``iter()``, as torch reads it anew:
+The dataset is compared at each ``iter()``, because torch would read it anew:
 
-    dataset.transform = gentler        other objects        ┐
-    dataset.transform[0].size = 64     one of torchvision's │ the cache is opened anew
-    dataset.append(sample)             another length       ┘
-    mine.strength = 2                  user code runs live, and is the same object: no change
+    dataset.transform = gentler        another object          ┐
+    dataset.transform[0].size = 64     options of torchvision's│ the cache is opened again
+    dataset.append(sample)             another length          ┘
+    mine.strength = 2                  the same object, which runs live: nothing to do
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ Open = Callable[[Specification], CachedDataset]
 
 
 class H5Session(Session):
-    """Epochs of ``loader`` over the cache that ``open_cache`` opens for it, or builds.
+    """Iterates ``loader`` over the cache that ``open_cache`` opens, or builds, for it.
 
     Args:
         open_cache: called again when the dataset's length or transforms have changed.
-        loader: the loader, which its owner keeps.
-        threads: the most that make a batch; None: as torch's operations.
-        puts_off: see `H5`.
+        loader: the loader; the session does not keep it alive.
+        threads, puts_off: as in `H5`.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class H5Session(Session):
         """Iterate the loader once."""
         batches = self._opened().epoch()
         if self._collated is not None:
-            # Torch draws this at iter(), from the same generator: nothing more is drawn.
+            # Torch draws this seed at iter() anyway, so nothing more is drawn.
             self._collated.begin(int(batches._base_seed))  # type: ignore[attr-defined]
         return batches
 
@@ -100,7 +99,7 @@ class H5Session(Session):
         if loader is None:
             raise RuntimeError("the loader of this session is gone: keep it while iterating")
         now, transforms = _snapshot(loader.dataset)
-        # As in torch, workers that persist keep the dataset as it was when they started.
+        # As in torch, persistent workers keep the dataset with which they started.
         stay = loader.persistent_workers and loader.num_workers > 0
         is_other = self._dataset is not loader.dataset or (not stay and self._snapshot[0] != now)
         if self._inner is None or is_other:
@@ -116,7 +115,7 @@ class H5Session(Session):
             self._snapshot = now, transforms
             self._view = view_of(loader, **self._changed)
             self._inner = registry.load("stock")().open(self._view)
-        elif self._view is not None:  # the epoch, and what the user has changed since
+        elif self._view is not None:  # take over the epoch, and what the user has changed
             iterator = self._view._iterator
             self._view.__dict__.update(state_of(loader), **self._changed, _iterator=iterator)
         return self._inner
@@ -137,9 +136,10 @@ class H5Session(Session):
 
 
 def _snapshot(dataset: Any) -> tuple[Any, list[Any]]:
-    """Return what tells ``dataset`` at this moment from later ones, without reading a sample.
+    """Return what shows a change of ``dataset``, without reading a sample, and its transforms.
 
-    And the transforms that it names by their ids: the id of a dead object may be another's.
+    The first has the ids of the transforms, which have to be kept: the id of a dead object may be
+    given to another one.
     """
     members = [member for found in find_chains(dataset) for member in found.members]
     transforms = [member.transform for member in members]
@@ -153,9 +153,9 @@ def whole_batches(
     threads: int | None = None,
     puts_off: bool = False,
 ) -> Batches | str:
-    """Return how batches of ``cached`` are made at once, if they equal torch's; or say why not.
+    """Return what makes whole batches of ``cached``, if they equal torch's; or say why not.
 
-    The proof runs here if it runs no code of the user's, else in a worker of ``loader``.
+    The proof runs in this process if it runs no code of the user's, else in a worker of ``loader``.
     """
 
     def is_equal(cache: CachedDataset) -> bool:
@@ -171,9 +171,9 @@ def whole_batches(
 
 
 def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:
-    """Return the namedtuple classes that are loaded: the file has only their names and fields.
+    """Return the loaded namedtuple classes with the names and fields that the file has.
 
-    Of several that are alike, the one of the dataset's own module is returned.
+    Of several that are alike, the one from the dataset's module is returned.
     """
     wanted = namedtuples_in(cached.index.structure)
     found: Classes = {}
@@ -181,7 +181,7 @@ def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:
     for kind in kinds:
         kinds += kind.__subclasses__()
         key = kind.__name__, getattr(kind, "_fields", ())
-        # Not classes that were made for want of the dataset's own.
+        # Classes of cache.sample.sample were made because the dataset's were not known.
         is_better = key not in found or kind.__module__ == type(loader.dataset).__module__
         if key in wanted and kind.__module__ != "dataloaders.cache.sample.sample" and is_better:
             found[key] = kind

@@ -1,10 +1,10 @@
-"""Share a batch among a few threads, each of which makes its own part from start to end.
+"""Share a batch among a few threads, each of which makes its own images from start to end.
 
     begin ────────── end      images of the batch
-    │ thread │ thread │       torch's operations in them run on one core each
+    │ thread │ thread │       torch's operations in a thread run on one core
 
-Torch's own threads share each operation and wait for each other after it, spinning: an image is too
-small for that. So this is also used where torch may use several threads and one is enough.
+Torch's own threads share each operation and wait for each other, spinning, after it: an image is
+too small for that.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from dataloaders.machine.resources import usable_cores
 
 __all__ = ["Threads"]
 
-_LEAST_BYTES = 4 << 20
-"""The least bytes of a batch for each thread: less is done before another thread has begun."""
+_LEAST_BYTES = 4 << 20  # of a batch, for each thread: less is done before another one has begun
 
 
 class Threads:
-    """Threads, started when a batch is large enough.
+    """Threads, started for the first batch that is large enough.
 
     Args:
-        threads: the most that there may be; None: as many as torch may use in an operation, and no
-            more than this rank's cores.
+        threads: how many at most; None: as many as torch uses in an operation, and no more than
+            this rank's cores.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -40,15 +39,10 @@ class Threads:
         self._starting = threading.Lock()
 
     def split(self, count: int, nbytes: int, part: Callable[[int, int], None]) -> None:
-        """Call ``part(begin, end)`` for parts that together cover 0 to ``count``.
+        """Call ``part(begin, end)``, in several threads at once, for all of ``count`` items.
 
-        Args:
-            count: the number of items.
-            nbytes: the bytes of all of them.
-            part: makes some of them; called in several threads at once.
-
-        Raises:
-            Exception: what ``part`` raises, when none of them is running any more.
+        The items have ``nbytes`` bytes together. What ``part`` raises is raised when all threads
+        have ended.
         """
         most = self._most or min(torch.get_num_threads(), _cores(os.getpid()))
         if most == 1 or nbytes < _LEAST_BYTES:
@@ -70,14 +64,13 @@ class Threads:
         self._pool = None
 
     def _started(self, number: int) -> ThreadPoolExecutor:
-        """Return this many threads. A forked child has none of its parent's."""
+        """Return a pool of this many threads; a forked child makes its own."""
         if self._pool is None or self._process != os.getpid():
             before, begun = torch.get_num_threads(), threading.Barrier(number)
             self._pool = ThreadPoolExecutor(number, "dataloaders-h5", _use_one_core)
             self._process = os.getpid()
             wait([self._pool.submit(begun.wait) for _ in range(number)])
-            # A thread keeps the number that it set itself (OpenMP's is per thread); threads that
-            # begin later take the number that was set last.
+            # OpenMP's number is per thread: each keeps its own, and later threads take the last.
             torch.set_num_threads(before)
         return self._pool
 
@@ -87,7 +80,7 @@ class Threads:
 
 @functools.cache
 def _cores(process: int) -> int:
-    """Return this rank's cores; looked up once in each process, as that reads a dozen files."""
+    """Return this rank's cores; looking them up reads a dozen files, so once in each process."""
     return usable_cores()
 
 

@@ -1,9 +1,9 @@
-"""Crops and flips of a batch as windows of the stored images, drawn as torchvision draws them.
+"""Read crops and flips as windows of the stored images, drawn as torchvision draws them.
 
     RandomCrop(224), RandomHorizontalFlip() ──steps_of──> steps
-    steps ──draw for the whole batch──> Windows: rows, columns, mirrored or not
+    steps ──draw for the whole batch──> Windows: top, left, upside down, mirrored
 
-The stored bytes then move once. All other random transforms are torchvision's, sample by sample.
+The stored bytes are then copied once. All other transforms are torchvision's, sample by sample.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class NotThisBatch(Exception):
-    """Leave these rows to `default_collate`, which may raise."""
+    """This batch has to be made sample by sample, by torchvision and `default_collate`."""
 
 
 class Windows:
@@ -55,7 +55,7 @@ class Windows:
         """
         below, beside = self.height - height - top, self.width - width - left
         if min(each.min() for each in (top, left, below, beside)) < 0:
-            # There are zeros around the image, but around a part of it are its pixels.
+            # Zeros surround a whole image, but pixels surround a part of one.
             if self.outside or not np.array_equal(self._whole, (self.height, self.width)):
                 raise NotThisBatch
             self.outside = True
@@ -65,17 +65,13 @@ class Windows:
 
 
 Step: TypeAlias = Callable[[Draws, Windows], None]
-"""Does one crop or flip to all windows.
-
-Raises:
-    NotThisBatch: torchvision would raise for one of these images.
-"""
+"""One crop or flip of all windows; NotThisBatch: torchvision would raise for one of the images."""
 
 
 def steps_of(members: Sequence[Member]) -> list[Step] | str:
-    """Return ``members`` as steps, or say which one is none and why.
+    """Return ``members`` as steps, or say which one cannot be a step and why.
 
-    Members that only change the type of an image are passed over.
+    Members that only change the type of an image are left out.
     """
     steps: list[Step] = []
     for member in members:
@@ -105,7 +101,7 @@ def _step_of(member: Member) -> Step | str:
 
 
 def _center_crop(transform: Any, v2: bool) -> Step:
-    """Return a step to the middle; with zeros around it where the image is smaller."""
+    """Return a step to the middle of the image, with zeros around an image that is smaller."""
     height, width = _pair_of(transform.size)
 
     def step(draws: Draws, windows: Windows) -> None:

@@ -1,4 +1,4 @@
-"""What a file says, fit to be shown: on one line, and nothing that a terminal would obey.
+"""Make text from a file safe to print: on one line, without control characters.
 
 "a\\x1b[2Jb" ──> a\\x1b[2Jb, as text
 """
@@ -11,7 +11,7 @@ _LONGEST_SHOWN = 60
 
 
 def printable(text: str, most: int = 1000) -> str:
-    """``text`` up to ``most`` characters, with an escape for each that is no visible one."""
+    """Return ``text`` up to ``most`` characters, with those that are not visible escaped."""
     cut = text if len(text) <= most else f"{text[:most]}..."
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
@@ -20,6 +20,6 @@ def printable(text: str, most: int = 1000) -> str:
 
 
 def shown(value: Any) -> str:
-    """``value`` in a few characters, for messages."""
+    """Return ``value`` in a few characters, for messages."""
     text = value if isinstance(value, int) and abs(value) < 1 << 70 else repr(value)
     return str(text)[:_LONGEST_SHOWN]

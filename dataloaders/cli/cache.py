@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import closing
 
 from dataloaders.cache import (
@@ -24,6 +25,7 @@ from dataloaders.cli.cache_info import info
 from dataloaders.cli.cache_source import dataset_of, images_of
 from dataloaders.errors import OptionError
 from dataloaders.measuring.progress import ProgressLine
+from dataloaders.options import FLAGS, option
 
 __all__ = ["carry_out"]
 
@@ -31,20 +33,19 @@ _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def carry_out(parsed: argparse.Namespace) -> int:
-    """Do what the command line says; returns the exit status."""
-    if parsed.action == "info":
-        return info(parsed.path)
-    act = {"build": _build, "join": _join, "merge": _merge, "verify": _verify}[parsed.action]
-    return act(parsed)
+    """Do what the command line says; return the exit status."""
+    return _ACTIONS[parsed.action](parsed)
 
 
 def _build(parsed: argparse.Namespace) -> int:
     if parsed.level is not None and parsed.compress is None:
-        raise OptionError(f"--level {parsed.level}: give --compress too, whose level it is")
+        raise OptionError(f"{option('level', parsed.level)}: give {FLAGS['compress']} too")
     rank = parsed.shard or _shard_of_rank()
     if not parsed.wait and rank is None:
-        raise OptionError("--no-wait is for shards: give --shard RANK/OF, or start it by torchrun")
-    # One of the ranks on a terminal speaks for all, of which each would say the same.
+        raise OptionError(
+            f"{FLAGS['wait']} is for shards: give {FLAGS['shard']} RANK/OF, or start it by torchrun"
+        )
+    # All ranks would print the same: the first one does.
     speaks = rank is None or not parsed.wait or rank[0] == 0
     announced = []
 
@@ -60,12 +61,12 @@ def _build(parsed: argparse.Namespace) -> int:
     given["compress"] = parsed.compress and Compressed(parsed.compress, parsed.level)
     given["shard"] = rank
     run = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    # One that torchrun made up, as it does on one machine: one that is given may come again.
+    # Only an id that torchrun made up, on one machine: a user may give the same id again.
     if parsed.build_id is None and _MADE_UP.fullmatch(run):
         given["build_id"] = run
     with closing(ProgressLine(quiet=parsed.quiet or not speaks)) as line:
         cached = precompute(
-            **given, announce=announce, progress=lambda progress: line(_told(progress))
+            **given, announce=announce, progress=lambda progress: line(_line_of(progress))
         )
     if speaks:
         path = parsed.path if parsed.wait else cached.path
@@ -82,8 +83,8 @@ def _shard_of_rank() -> tuple[int, int] | None:
         return None
     if not rank.isdecimal() or int(rank) >= int(world):
         raise OptionError(
-            f"WORLD_SIZE={world} and RANK={rank!r} in the environment say nothing of a shard; give "
-            "--shard RANK/OF, or unset them"
+            f"WORLD_SIZE={world} and RANK={rank!r} in the environment name no rank; give "
+            f"{FLAGS['shard']} RANK/OF, or unset them"
         )
     return int(rank), int(world)
 
@@ -100,7 +101,7 @@ def _merge(parsed: argparse.Namespace) -> int:
         size = size_of(CachedDataset(parsed.path).index.all_bytes)
         print(f"merge  the copy takes {size} of disk, besides the parts", file=sys.stderr)
     with closing(ProgressLine(quiet=parsed.quiet)) as line:
-        merge(parsed.path, parsed.one_file, progress=lambda *told: line(_bytes("merge", *told)))
+        merge(parsed.path, parsed.one_file, progress=lambda *done: line(_bytes("merge", *done)))
     print(f"{parsed.one_file}: {_summary(CachedDataset(parsed.one_file))}")
     return 0
 
@@ -117,7 +118,7 @@ def _summary(cached: CachedDataset) -> str:
 def _verify(parsed: argparse.Namespace) -> int:
     path = parsed.path
     with closing(ProgressLine(quiet=parsed.quiet)) as line:
-        damages = verify(path, lambda *told: line(_bytes("verify", *told)))
+        damages = verify(path, lambda *done: line(_bytes("verify", *done)))
     if not damages:
         print(f"{path} is whole")
         return 0
@@ -130,11 +131,11 @@ def _verify(parsed: argparse.Namespace) -> int:
     elif "is no cache" in damages[0].what:  # overwriting it may not be what is wanted
         print(f"if {path} was one, its first bytes are damaged: delete it, build it again")
     else:
-        print(f"{path} is damaged: build it again, dataloaders cache build --overwrite")
+        print(f"{path} is damaged: build it again: dataloaders cache build {FLAGS['overwrite']}")
     return 1
 
 
-def _told(progress: BuildProgress) -> str:
+def _line_of(progress: BuildProgress) -> str:
     """Return a build's progress in one line."""
     rate, left, doing = progress.samples_per_second, progress.seconds_left, str(progress.phase)
     whole = f" of about {size_of(progress.bytes_expected)}" if progress.bytes_expected else ""
@@ -147,3 +148,12 @@ def _told(progress: BuildProgress) -> str:
         f"{f', {progress.failed} left out' if progress.failed else ''}"
         f"{'' if left is None else f', {left:,.0f} s left'}"
     )
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "build": _build,
+    "join": _join,
+    "merge": _merge,
+    "info": lambda parsed: info(parsed.path),
+    "verify": _verify,
+}

@@ -13,6 +13,7 @@ from typing import Any
 from dataloaders.cache.sample.images import Choice, Encoded
 from dataloaders.cli.similar import similar
 from dataloaders.errors import MissingDependency, OptionError
+from dataloaders.options import FLAGS
 
 __all__ = ["dataset_of", "images_of"]
 
@@ -69,7 +70,7 @@ def _no_dataset(text: str) -> str:
 
 
 def images_of(text: str | None, *, quality: int | None, max_side: int | None) -> Choice:
-    """Return what ``--images``, ``--quality`` and ``--max-side`` say, as `precompute` takes it.
+    """Return how images are kept, as `precompute` takes it.
 
     Raises:
         OptionError: the options do not go together.
@@ -78,8 +79,8 @@ def images_of(text: str | None, *, quality: int | None, max_side: int | None) ->
         return text  # type: ignore[return-value]  # any text: `precompute` says what it may be
     if text is None or text in ("raw", "packed"):
         raise OptionError(
-            f"--quality and --max-side are for images that are encoded, and --images is "
-            f"{text or 'not given'}; give --images jpeg, png or webp"
+            f"{FLAGS['quality']} and {FLAGS['max_side']} are for images that are encoded, and "
+            f"{FLAGS['images']} is {text or 'not given'}; give {FLAGS['images']} jpeg, png or webp"
         )
     return Encoded(text, quality, max_side)  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ class Kind(enum.Enum):
 
     Attributes:
         DETERMINISTIC: the same input gives the same output.
-        RANDOM: it draws random numbers each time.
+        RANDOM: torchvision's own, and not known to be deterministic.
         OPAQUE: somebody's own code; nothing is known of it.
     """
 
@@ -35,18 +35,7 @@ _DETERMINISTIC = frozenset(
     )
 )  # fmt: skip
 
-_RANDOM = frozenset(
-    (
-        "AugMix", "AutoAugment", "ColorJitter", "CutMix", "ElasticTransform", "GaussianBlur",
-        "GaussianNoise", "JPEG", "MixUp", "RandAugment", "RandomAdjustSharpness", "RandomAffine",
-        "RandomApply", "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice",
-        "RandomCrop", "RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip",
-        "RandomInvert", "RandomIoUCrop", "RandomOrder", "RandomPerspective",
-        "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop",
-        "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip",
-        "RandomZoomOut", "ScaleJitter", "TrivialAugmentWide",
-    )
-)  # fmt: skip
+_CALLS_OTHERS = ("Lambda",)
 
 
 def torchvision_name(transform: Any) -> str | None:
@@ -61,8 +50,6 @@ def torchvision_name(transform: Any) -> str | None:
 def kind_of(transform: Any) -> Kind:
     """Return what is known of one transform that is no container of others."""
     name = torchvision_name(transform)
-    if name in _DETERMINISTIC:
-        return Kind.DETERMINISTIC
-    if name in _RANDOM:
-        return Kind.RANDOM
-    return Kind.OPAQUE
+    if name is None or name in _CALLS_OTHERS or not callable(transform):
+        return Kind.OPAQUE
+    return Kind.DETERMINISTIC if name in _DETERMINISTIC else Kind.RANDOM

@@ -1,8 +1,8 @@
-"""Read a cache: rows out of mapped files, restored to what the dataset gave.
+"""Read a cache: rows of mapped files become the samples that the dataset gave.
 
-    train.h5 ──reader.py──> files.py ──part of a row──> columns.py ──> leaves ──> sample
+    row ──reader.py──> files.py ──the part that holds it──> columns.py ──> leaves ──> sample
 
-reader.py   CachedDataset                     columns.py  the leaves of one column of one file
-files.py    all files, mapped; their columns  shards.py   opening the parts that a file names
-verification.py  verify(): flipped bits          notes.py    which cache is that of a dataset
+reader.py        CachedDataset                     files.py    all files, mapped; their columns
+columns.py       the leaves of a column in a file  shards.py   opens the parts that a cache names
+verification.py  verify(): any flipped bit         notes.py    which cache belongs to a dataset
 """

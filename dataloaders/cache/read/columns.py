@@ -1,8 +1,8 @@
-"""The leaves of a mapped column: one row, or many rows at once.
+"""Read the leaves of a mapped column: one row, or many rows at once.
 
-Offsets, shapes and codes come from the file and are checked each time they are used, so that no
-file leads outside its own column. Compressed values come out of `Pieces`, all others out of the
-map.
+Offsets, shapes and codes come from the file, so they are checked each time they are used: no file
+can lead outside its own column. `Pieces` decodes compressed values; all others are read as they
+are mapped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataloaders.cache.sample.sample import leaf_of
 from dataloaders.errors import CacheError
 from dataloaders.options import option
 
-_KEPT = 4  # pieces that a column remembers
+_KEPT = 4  # decoded pieces that a column remembers
 
 
 def mapped(data: npt.NDArray[np.uint8], dtype: str, extent: Extent) -> npt.NDArray[Any]:
@@ -33,9 +33,9 @@ def mapped(data: npt.NDArray[np.uint8], dtype: str, extent: Extent) -> npt.NDArr
 
 
 class ColumnReader:
-    """Gives the leaves of one column of one file of so many ``rows``, the ``shard`` of this name.
+    """Reads one column of a file with so many ``rows``; of a part, ``shard`` is the file's name.
 
-    Each method raises a CacheError that names the row where what the file says cannot be.
+    Where the file contradicts itself, each method raises a CacheError that names the row.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class ColumnReader:
         self._shapes = None
         if entry.shapes is not None:
             self._shapes = mapped(data, "<u8", entry.shapes).reshape(rows, entry.dimensions)
-        self._only = ""  # the kind of all rows, where nothing has to be looked up for any
+        self._only = ""  # the kind of all rows, if they have one shape and are not compressed
         if entry.fixed and len(self._kinds) == 1 and self._pieces is None and not entry.is_none:
             self._only = self._kinds[0]
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """All values as a view of the file: of a fixed column (rows, *shape), else flat."""
+        """All values, as a view of the file: (rows, *shape) if rows have one shape, else flat."""
         if self.entry.packing is not None:
             raise CacheError(
                 f"column {self.entry.name!r} is compressed with {self.entry.packing.codec}, so it "
@@ -85,17 +85,17 @@ class ColumnReader:
     def leaves(self, rows: Sequence[int]) -> list[Any]:
         """Return the leaves of these rows."""
         if self._pieces is not None:
-            # In the file's order, so that rows that share a piece decode it once.
-            found: list[Any] = [None] * len(rows)
-            for position in sorted(range(len(rows)), key=rows.__getitem__):
-                found[position] = self.leaf(rows[position])
-            return found
+            # In the file's order, so that a piece with several of the rows is decoded once.
+            leaves: list[Any] = [None] * len(rows)
+            for place in sorted(range(len(rows)), key=rows.__getitem__):
+                leaves[place] = self.leaf(rows[place])
+            return leaves
         if self._only in ("int", "float", "complex"):
             numbers: list[Any] = self._mapped[np.asarray(rows, np.int64)].tolist()
             return numbers
         if self._only:
             values, pixels = self._mapped, self.entry.most_pixels
-            with suppress(CacheError):  # the row's own says which it is
+            with suppress(CacheError):  # the error of the row itself names it
                 return [leaf_of(self._only, values[row, ...], pixels) for row in rows]
         return [self.leaf(row) for row in rows]
 
@@ -107,11 +107,11 @@ class ColumnReader:
             raise self._located(row, error) from error
 
     def view(self, row: int) -> npt.NDArray[Any] | None:
-        """Return these values; None: it has none."""
+        """Return the values of this row as a view of the file; None: it has none."""
         return self.cell(row)[1]
 
     def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield what the file has of rows ``first`` to ``last - 1``, as arrays that lie over it."""
+        """Yield views of all that the file has of rows ``first`` to ``last - 1``."""
         if self._codes is not None:
             yield self._codes[first:last]
         if self.entry.shape is None:
@@ -144,7 +144,7 @@ class ColumnReader:
         return kind, self._pieces.take(row * size, (row + 1) * size).reshape(shape)
 
     def _values(self, row: int, dimensions: int) -> npt.NDArray[Any]:
-        """Return the values of this row of a variable column, in their shape."""
+        """Return the values of this row, in the shape that the file has for it."""
         first, last = self._offsets[row : row + 2].tolist()
         if not first <= last <= self.entry.values.size:
             raise CacheError(f"it has values {first} to {last}, of {self.entry.values.size}")
@@ -176,12 +176,12 @@ class ColumnReader:
 
 
 class Pieces:
-    """The values of a compressed column, from the first to the last of all rows.
+    """The values of a compressed column, those of all rows one after the other.
 
-    values   0 ........ n │ n ........ 2n │ 2n ..... and zeros      n: the same in all
+    values   0 ........ n │ n ........ 2n │ 2n ..... and zeros      n is the same for all pieces
                  │               │               │
     file     compressed       compressed      as it is, where compressing saves nothing
-             place, length    place, length   place, length         a table, one row a piece
+             place, length    place, length   place, length         a table with a row a piece
     """
 
     def __init__(self, entry: ColumnEntry, data: npt.NDArray[np.uint8]) -> None:
@@ -193,32 +193,32 @@ class Pieces:
         self._data = data
         offset, count = entry.packing.pieces
         self._table = data[offset : offset + 8 * count].view("<u8").reshape(-1, 2)
-        # Whole rows are not read twice: only where several share a piece is it worth keeping.
+        # A piece is worth keeping only if several rows share it.
         shared = entry.shape is None or self._piece > math.prod(entry.shape)
         self._keeps = shared and self._bytes <= LARGEST_PIECE
-        # Replaced as a whole: threads that do so at once lose a piece, and nothing else.
+        # Replaced as a whole, so threads that do this at once only lose a piece.
         self._kept: tuple[tuple[int, npt.NDArray[Any]], ...] = ()
 
     def stored_bytes(self) -> int:
         """Return the bytes of all pieces in the file."""
-        lengths = np.minimum(self._table[:, 1], self._bytes)  # the table may say anything
+        lengths = np.minimum(self._table[:, 1], self._bytes)  # the table may have any number
         return int(lengths.sum(dtype=np.float64))
 
     def stretch(self, first: int, last: int) -> npt.NDArray[np.uint8]:
-        """Return the bytes of the file from the first to the last piece that has these values."""
+        """Return the bytes of the file from the first to the last piece with these values."""
         low, high = first // self._piece, (last - 1) // self._piece
         if not 0 <= low <= high < len(self._table):
             return self._data[:0]
         return self._data[int(self._table[low, 0]) : sum(self._table[high].tolist())]
 
     def take(self, first: int, last: int) -> npt.NDArray[Any]:
-        """Return the values from ``first`` to the one before ``last``, not to be written to."""
+        """Return values ``first`` to ``last - 1``, which must not be written to."""
         if (last - first) * self._dtype.itemsize > LARGEST_ROW:
             raise CacheError(f"it has values {first} to {last}, more than a compressed row may")
         if first == last:
             return np.empty(0, self._dtype)
         low, high = first // self._piece, (last - 1) // self._piece
-        # Decoded before the row is allocated, so that only what is there can take memory.
+        # Decoded before the row is allocated: a row that is not in the file takes no memory.
         start = self._decoded(low)[first - low * self._piece : last - low * self._piece]
         if low == high:
             return start

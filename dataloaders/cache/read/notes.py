@@ -3,8 +3,8 @@
     class, attributes, transforms ──pickled, hashed──> 5e1f..-09ab...json: 09ab...h5 is the cache
                                                        └── the files that this depends on
 
-A note counts while each of these files is as it was: those that samples were read from, those that
-the dataset's attributes name, and the loaded modules, whose code a pickle does not contain. A
+A note is valid while each of these files is unchanged: those that samples were read from, those
+that the dataset's attributes name, and the loaded modules, whose code a pickle does not contain. A
 dataset that cannot be pickled, or takes more than 256 MiB, has no note.
 """
 
@@ -28,13 +28,13 @@ from dataloaders.observing.opened import Files, add, unchanged
 
 _LARGEST = 1 << 28  # bytes of a pickle: to hash more takes longer than to read some samples
 _OBJECTS = 100  # of the dataset, whose attributes may name files
-_KEPT = 8  # notes of one cache: of other live transforms, other versions of the user's code
-# Of these only the module with the version; this package makes no samples.
+_KEPT = 8  # notes of one cache: for other live transforms, other versions of the user's code
+# Of these packages only the module with the version counts; this package makes no samples.
 _VERSIONED = {*sys.stdlib_module_names, "torch", "torchvision", "PIL", "numpy", "dataloaders"}
 
 
 class Note:
-    """What ``folder`` says of the cache of ``dataset``; ``others`` is what else it depends on."""
+    """The note in ``folder`` on the cache of ``dataset``, which also depends on ``others``."""
 
     def __init__(self, folder: Path, dataset: Any, others: Any) -> None:
         self._folder, self._key = folder, ""
@@ -45,7 +45,7 @@ class Note:
         self._held = state.held
 
     def recall(self) -> Path | None:
-        """Return the path of the cache; None: it is not known, or not there any more."""
+        """Return the path of the cache; None: it is not known, or does not exist."""
         if not self._key:
             return None
         with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
@@ -56,9 +56,9 @@ class Note:
         return None
 
     def write(self, path: Path, opened: Files) -> None:
-        """Remember ``path``, which is in the folder; the dataset's samples opened these files."""
+        """Remember ``path``, a file in the folder; ``opened`` are those that samples came from."""
         modules = _files_of_modules()
-        # What changed since this process began may be other code than it has loaded.
+        # A module that changed after this process began may not be the code that is loaded.
         if not self._key or any(time_ns >= _began_ns() for _, time_ns in modules.values()):
             return
         note = self._folder / f"{self._key}-{path.stem}.json"
@@ -75,10 +75,10 @@ class Note:
 
 
 class _State(pickle.Pickler):
-    """Pickles into a hash, and notes the files and folders that attributes name."""
+    """Pickles into a hash, and collects the files and folders that attributes name."""
 
     def __init__(self) -> None:
-        # Large arrays come as views: in the pickle they would be copied.
+        # Large arrays are hashed as views; inside the pickle they would be copied.
         super().__init__(self, protocol=5, buffer_callback=lambda each: self.write(each.raw()))
         self.hash = hashlib.sha256()
         self.held: Files = {}

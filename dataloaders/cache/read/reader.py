@@ -1,10 +1,9 @@
-"""A cache as a dataset: rows out of a mapped file, restored to what the dataset gave.
+"""CachedDataset: a cache as a dataset, whose samples are those that the original dataset gave.
 
-    dataset[i] ──> each column's values at row i ──> leaves ──> tails ──> sample ──> transform
+    cached[i] ──> each column's values at row i ──> leaves ──> tails ──> sample ──> transform
 
-The file is mapped and never read through libhdf5, so that threads, forked and spawned workers
-read it at once, and nothing in it can do more than be wrong. Of a joined cache the shards are
-mapped, each when the first of its rows is read.
+Files are mapped and never read through libhdf5: threads, forked and spawned workers read them at
+once, and nothing in a file can do more harm than be wrong.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from dataloaders.options import option
 from dataloaders.transforms.read import Kind, read
 
 Tail = tuple[tuple[Any, ...], Callable[[Any], Any]]
-"""The keys to a leaf, and what is called on it."""
+"""The keys to a leaf, and the function that is called on it."""
 
 ACCEPTABLE = ("dataset", "head")
-"""Entries of a fingerprint that may be others for the same rows: a class renamed, a transform whose
-text is another one in a new torchvision. Those in ``expect`` stand for the dataset's."""
+"""Entries of a fingerprint that may change although the rows do not: a class is renamed, a new
+torchvision prints a transform in another way. ``expect`` may give the old ones."""
 
 
 class CachedDataset(Dataset[Any]):
     """The samples of a cache, in the order in which they were built.
 
-    Rows are copies: they may be changed and kept. Opening reads only the file's index. A pickled
+    Samples are copies: they may be changed and kept. Opening reads only the file's index. A pickled
     copy opens the file again, and accepts only the same cache. Replacing an open file
     (`os.replace`) is safe. Cutting it short is not: the next row is an error, and a read at that
     very moment ends the process.
@@ -56,25 +55,25 @@ class CachedDataset(Dataset[Any]):
         transform: called on each sample, after the tails.
         tails: the transforms that were not computed in advance: functions for single leaves, each
             with the keys to its leaf.
-        expect: a fingerprint; each of its entries must be as it was when the cache was built.
-        largest: the bytes that one value of a sample may take in memory (for an encoded image four
-            a pixel), for untrusted files. A file that declares larger values is refused; if it
+        expect: entries that the fingerprint must have, as it was when the cache was built.
+        largest: for untrusted files, the bytes that one value of a sample may take in memory (four
+            a pixel for an encoded image). A file that declares larger values is refused; if it
             declares nothing, each larger row is. None: as large as the file declares.
 
     Attributes:
         path: the absolute path.
         index: the file's description of itself.
-        columns: what the index says of them, in the order of the sample's leaves.
-        identity: the digest of the whole file in hexadecimal; it stands for its parts too.
+        columns: the columns as the index has them, in the order of the sample's leaves.
+        identity: the digest of the file and of its parts, in hexadecimal.
         data: all bytes of the file, mapped.
-        readers: each column's values, for whoever makes whole batches of them.
-        calls: the tails: the number of a column, and what is called on its leaves.
-        namedtuples: classes for namedtuples in samples, by name and fields; a missing class is
-            created with the same name and fields.
+        readers: the columns, for reading many rows of one.
+        calls: the tails: the number of a column, and the function that is called on its leaves.
+        namedtuples: classes for namedtuples in samples, by name and fields; a missing one is
+            created.
 
     Raises:
-        CacheError: there is no cache, or it is malformed, unfinished, or of something else; or one
-            of its parts is missing or a different file; or it has values larger than ``largest``.
+        CacheError: there is no cache; or it is malformed, unfinished, or of something else; or one
+            of its parts is missing, or another file; or it has values larger than ``largest``.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class CachedDataset(Dataset[Any]):
         self.with_tails(self.tails)
 
     def with_tails(self, tails: Sequence[Tail]) -> CachedDataset:
-        """Put ``tails`` in place of those that it was opened with, and return it."""
+        """Replace the tails by these, and return the cache itself."""
         self.tails = [(tuple(keys), call) for keys, call in tails]
         self.calls: list[tuple[int, Callable[[Any], Any]]] = []
         if self.index.structure is None:
@@ -123,7 +122,7 @@ class CachedDataset(Dataset[Any]):
         return self
 
     def refuse_changed(self, expect: Mapping[str, Any]) -> None:
-        """Raise a CacheError that names the entries of ``expect`` that the fingerprint has not."""
+        """Raise a CacheError that names the entries of ``expect`` that the fingerprint lacks."""
         built = self.index.fingerprint
         other = {name: built.get(name) for name in expect if expect[name] != built.get(name)}
         advice = ""
@@ -132,7 +131,7 @@ class CachedDataset(Dataset[Any]):
         self._refuse(changes(built, expect, "when it was built"), advice)
 
     def refuse_other_classes(self, now: Mapping[str, Any]) -> None:
-        """Raise a CacheError if classes, as `attributes_of` gives them, are others than here."""
+        """Raise a CacheError if these classes, from `attributes_of`, differ from the cache's."""
         self._refuse(differences(self.attributes, now))
 
     def _refuse(self, changed: list[str], advice: str = "") -> None:
@@ -198,10 +197,10 @@ class CachedDataset(Dataset[Any]):
                         will_read(values, look=self._looks)
 
     def about_to_read(self, rows: Sequence[int]) -> None:
-        """Say that these rows are read now: if they may be on disk, all are asked for at once.
+        """Request all of these rows at once if they may be on disk; call it before reading them.
 
-        Otherwise one page after the other would be found missing, waited for, and read with all
-        that stands around it. Raises CacheError if a file is shorter than it was.
+        Otherwise each missing page would be waited for, and read with its neighbours, before the
+        next one is requested. Raises CacheError if a file has become shorter.
         """
         self._files.refuse_cut_short(self._files.parts_of(rows))
         reads = self._disk.reads()
@@ -214,12 +213,12 @@ class CachedDataset(Dataset[Any]):
 
     @property
     def row_bytes(self) -> float:
-        """The bytes of a row on the disk, on average, with its share of all else."""
+        """The bytes of a row on the disk, on average: those of all files, by rows."""
         return self.index.all_bytes / self.index.rows if self.index.rows else 0
 
     @property
     def runs_only_torchvision(self) -> bool:
-        """Whether all that runs when a sample is made is this package's and torchvision's."""
+        """Whether samples are made without code of the user's."""
         return self.transform is None and not any(
             member.kind is Kind.OPAQUE for _, call in self.tails for member in read(call)
         )
@@ -284,10 +283,10 @@ class CachedDataset(Dataset[Any]):
         return mapped(self.data, dtype, extent)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return all rows of a fixed column, (rows, *shape), as a read-only view of the file.
+        """Return all rows of a column, (rows, *shape), as a read-only view of the file.
 
-        An image's shape is (channels, height, width). A row that is None is zero. A CacheError says
-        why there is none: rows differ in shape, stand in several files, or are compressed.
+        An image's shape is (channels, height, width). A row that is None has zeros. A CacheError
+        says why there is no such array: rows differ in shape, are in several files, or compressed.
         """
         column = next((each for each in self.readers if each.entry.name == name), None)
         if column is None:

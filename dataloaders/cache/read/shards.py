@@ -1,7 +1,7 @@
-"""Open the parts (shards) that a joined cache names by the digest of all that is in them.
+"""Open the parts (shards) that a cache names, each by the digest of its contents.
 
-They stand in a folder beside it, and in version 3 beside it. One that is missing, cut short or
-another one is an error here; HDF5 would read zeros.
+They are in a folder beside the cache, or in version 3 of the format beside it. A part that is
+missing, cut short or another file is an error here; HDF5 would read zeros.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataloaders.options import option
 
 
 def check_shard(shard: object) -> None:
-    """Raise OptionError unless ``shard`` is a rank and how many there are."""
+    """Raise OptionError unless ``shard`` is a rank and the number of ranks."""
     is_pair = isinstance(shard, tuple) and [type(each) for each in shard] == [int, int]
     if not is_pair or not 0 <= shard[0] < shard[1] <= MOST_SHARDS:  # type: ignore[index]
         raise OptionError(
@@ -45,29 +45,29 @@ def first_of(index: Index) -> int:
 
 
 def check_shards(path: Path, index: Index) -> None:
-    """Look whether each shard of the joined cache at ``path`` is there, with all of its bytes.
+    """Raise a CacheError unless each part of the cache at ``path`` is there, with all its bytes.
 
-    Of thousands none is opened but the first, whose folder is that of all, and what looks wrong.
-    Another file of the same size is noticed by `open_shard`, when it is read.
+    Only the first part is opened, and any that looks wrong. Another file of the same size is
+    noticed by `open_shard`, when it is read.
     """
     if not index.shards:
         return
     folder = folder_of(path)
     for number, shard in enumerate(index.shards):
         with suppress(OSError, ValueError):
-            found = os.lstat(f"{folder}/{shard.name}")  # making a Path takes longer than looking
-            if number and stat.S_ISREG(found.st_mode) and found.st_size == shard.file_bytes:
+            status = os.lstat(f"{folder}/{shard.name}")  # making a Path takes longer than this
+            if number and stat.S_ISREG(status.st_mode) and status.st_size == shard.file_bytes:
                 continue
         os.close(open_shard(folder, shard, path))
 
 
 def folder_of(path: Path) -> Path:
-    """Return where the shards of ``path`` stand: beside the file itself, if it is a link to it."""
+    """Return the folder in which ``path`` names its parts: that of the file, if it is a link."""
     return Path(os.path.realpath(path)).parent
 
 
 def open_shard(folder: Path, shard: Shard, joined: Path) -> int:
-    """Return a descriptor of ``shard``, whose size and digest are what the joined cache says."""
+    """Return a descriptor of ``shard``, with the size and digest that the cache has for it."""
     path, where = folder / shard.name, f"shard {shard.name} of the cache {joined}"
     try:
         target = Path(os.path.realpath(path))

@@ -1,4 +1,4 @@
-"""Whether a cache is as it was written, bit by bit, and what is damaged if it is not."""
+"""verify(): compare every bit of a cache with its checksums, and name what is damaged."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _REPORTED = 256  # blocks between two reports of progress
 
 @dataclass(frozen=True)
 class Damage:
-    """Some bytes of the file that are not as they were written; it may be a single bit of them."""
+    """Some bytes of the file of which at least one bit is not as it was written."""
 
     offset: int  # of the first byte
-    bytes: int  # how many there are
-    what: str  # stands there: columns, the index, HDF5's own records
-    shard: str = ""  # the name of the file, if it is a part of the one that was given
+    bytes: int  # their number
+    what: str  # what they hold: columns, the index, HDF5's own records
+    shard: str = ""  # the name of the file, if it is a part
 
 
 def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> list[Damage]:
-    """Return the damaged parts of the cache at ``path``, in the order of the file.
+    """Return what is damaged in the cache at ``path``, in the order of the file.
 
-    Every bit of the file and of its shards is checked. A shard that is missing, or is a different
-    file, is damaged as a whole. If the index is damaged, nothing else can be checked.
+    Every bit of the file and of its parts is checked. A part that is missing, or is another file,
+    is damaged as a whole. If the index is damaged, nothing else can be checked.
 
     Args:
         path: the path of the file.
-        progress: called with the bytes checked so far, and those in all.
+        progress: called with the number of bytes checked so far, and of all.
 
     Raises:
         CacheError: the file cannot be opened or read.
@@ -79,7 +79,7 @@ def _silent(done: int, whole: int) -> None:
 def _verified(
     descriptor: int, name: str, progress: Progress = _silent, run: Callable[..., Any] = map
 ) -> tuple[Index | None, list[Damage]]:
-    """Return the index of one file, if it is sound, and what is damaged in it; close it."""
+    """Return the index of one file, if it is sound, and what is damaged; close the file."""
     try:
         index = Index.parse(descriptor, name)
         return index, list(_damages(descriptor, index, progress, run))
@@ -96,10 +96,10 @@ def _damages(
     descriptor: int, index: Index, progress: Progress, run: Callable[..., Any]
 ) -> Iterator[Damage]:
     start, end = index.user_block, index.file_bytes
-    # The text's length stands in the header, whose digest is right.
+    # The header, which holds the text's length, was compared with its digest.
     begin = HEADER + int.from_bytes(os.pread(descriptor, 8, 16), "little")
     if any(os.pread(descriptor, start - begin, begin)):
-        yield Damage(begin, start - begin, "the zeros behind the index")
+        yield Damage(begin, start - begin, "the zeros after the index")
     place, size = index.checksums
     table = os.pread(descriptor, 4 * size, place)
     is_whole = blake2b(table, digest_size=DIGEST).hexdigest() == index.checksums_digest
@@ -112,7 +112,7 @@ def _damages(
         begin = start + number * BLOCK
         last = min(begin + BLOCK, end)
         if checksum != written[number]:
-            what = _what_stands(places, begin, last)
+            what = _what_is_at(places, begin, last)
             if checksum < 0:
                 what += " (it cannot be read)"
             elif not is_whole:
@@ -122,8 +122,8 @@ def _damages(
             progress(last - before, index.all_bytes - before)
 
 
-def _what_stands(places: list[tuple[str, str, Extent]], begin: int, end: int) -> str:
-    """Return what has these bytes. Compressed values are chunks among HDF5's own records."""
+def _what_is_at(places: list[tuple[str, str, Extent]], begin: int, end: int) -> str:
+    """Return what these bytes hold. Compressed values are chunks among HDF5's own records."""
     names, others = [], end - begin
     for name, dtype, (offset, size) in places:
         low, high = max(offset, begin), min(offset + size * np.dtype(dtype).itemsize, end)
