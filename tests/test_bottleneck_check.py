@@ -244,18 +244,28 @@ class TestOtherLoaders:
 
 
 class TestLoops:
-    def test_a_loop_that_breaks_and_comes_back_finishes_the_check(self, time):
-        loader = DataLoader(Waiting(4000, 0.004, time.sleep))
-        check = check_of(loader, time, 5)
+    @pytest.mark.parametrize("every", [7, 41])
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_what_a_loop_does_between_its_batches_is_neither_step_nor_budget(
+        self, every, workers, time
+    ):
+        """It breaks, validates for a second and comes back, so that no block is ever whole."""
+        truth = 4.0 - 2 * 3 / every if workers else 5.0  # a worker has two batches ready by then
+        check = check_of(PlayedLoader(time, [0.004], workers=workers), time, 5)
         loops = 0
         while not check.finished:
             loops += 1
-            for index, _ in enumerate(check):
+            for number, _ in enumerate(check, 1):
                 time.sleep(0.001)
-                if index == 70:
+                if number == every:
                     break
+            time.sleep(1.0)
+        report = check.report()
         assert loops > 2
-        assert check.report().verdict == "input-bound"
+        assert report.verdict == "input-bound"
+        assert report.speedup_bound.estimate == pytest.approx(truth, rel=0.05)
+        assert report.seconds <= 5
+        assert report.waits["longest"] < 0.01
 
     @pytest.mark.parametrize(
         ("load", "workers", "verdict"),
@@ -275,8 +285,11 @@ class TestLoops:
         for _ in check:
             time.sleep(0.01)
             steps += 1
-        assert check.report().verdict == verdict
+        report = check.report()
+        assert report.verdict == verdict
         assert steps == 38  # of a script's loop the first ones were not the check's
+        assert len(report.timeline["real"]) >= 30
+        assert report.waits["longest"] < 0.05
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_one_short_epoch_that_fills_a_cache_is_prolonged(self, workers, time):
@@ -334,6 +347,15 @@ class TestLoops:
         usual = 0.0005 * 161 / 9
         assert report.seconds_per_batch["synthetic"].estimate == pytest.approx(usual, rel=1e-6)
         assert report.verdict == "step-bound"
+
+    def test_the_batches_that_were_waited_for_longest_are_named(self, time):
+        loads = [0.001] * 59 + [0.05]
+        report = checked(PlayedLoader(time, loads, batches=600), 0.01, time)
+        batches = report.waits["batches"]
+        epoch, batch, seconds = batches[0]
+        assert batch % 60 == 59
+        assert seconds == pytest.approx(0.05)
+        assert f"(batch {batch} of epoch {epoch})" in str(report)
 
     def test_progress_is_told_between_blocks_and_the_report_is_there_at_any_time(self, time):
         told = []

@@ -118,6 +118,26 @@ def test_another_loaders_wait_is_no_part_of_the_step_unless_the_device_hides_it(
     assert any("the other" in note for note in report.notes)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_that_are_short_are_hidden_by_the_device_as_in_training(workers):
+    """A block that began with an idle device would show each epoch's first batch."""
+    loop = Loop((0.1,), (0.2,), host_s=0.03, workers=workers, queue=8)
+    loader, step = loop.made(VirtualTime())
+    loader.batches = 5
+    report = check_bottleneck(loader, step, budget_s=30, clock=step.clock)
+    assert report.verdict == "step-bound"
+    assert report.speedup_bound.estimate == pytest.approx(1.0, abs=0.005)
+
+
+def test_a_dropped_batch_that_waits_for_another_worker_is_no_contention():
+    """One of two workers is slow: the other's batches are ready, but not next in order."""
+    loop = Loop((0.09, 0.001), (0.02,), host_s=0.015, workers=2, queue=2)
+    report = checked(loop)
+    assert report.verdict == "input-bound"
+    assert report.speedup_bound.estimate == pytest.approx(loop.truth(), rel=0.02)
+    assert report.stalls["contention"].estimate == pytest.approx(0.0, abs=1e-3)
+
+
 def test_every_batch_is_taken_on_the_loops_own_thread():
     """Also those that are dropped beside the step: next() runs the loader's sampler."""
     loop = Loop((0.03,), (0.02,), workers=1)

@@ -57,9 +57,10 @@ class Report:
         evidence: what carries the verdict: "blocks" (real against synthetic blocks), "steps" (the
             same, step by step), "waits" (time in the loader's ``next()``); None for no figures.
         machine: cores, processor, device and versions.
-        waits: what single batches were waited for: "p50", "p99" and "longest", in seconds, and
-            "slow": (index, file or "", seconds) of samples that take far longer than most; None if
-            no batch of the loader was measured.
+        waits: what single batches were waited for: "p50", "p99" and "longest", in seconds;
+            "batches": (epoch, batch of it, seconds) of the longest, both counted from 0; "slow":
+            (index, file or "", seconds) of samples that take far longer than most; None if no
+            batch of the loader was measured.
         preparation: what a sample's preparation consists of, the largest part first.
         candidates: changes of the input: what each would gain, or why it is out.
         timeline: arm -> its last measured steps, as the host's clock saw them.
@@ -176,6 +177,9 @@ class Report:
             return []
         p50, p99, longest = (milliseconds(self.waits[name]) for name in ("p50", "p99", "longest"))
         lines = [f"waits for a batch, ms: half up to {p50}, 99 % up to {p99}, longest {longest}"]
+        if batches := self.waits.get("batches"):
+            named = (f"{milliseconds(s)} (batch {n} of epoch {epoch})" for epoch, n, s in batches)
+            lines.append(f"longest waits, ms: {', '.join(named)}")
         lines += [
             f"slow: sample {index}, {milliseconds(seconds)} ms {file}".rstrip()
             for index, file, seconds in self.waits["slow"]
