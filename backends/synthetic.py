@@ -1,7 +1,7 @@
-"""Yield batches that cost nothing: like the real ones, made once on the device and reissued.
+"""Yield batches that cost nothing: copies of a real one, made once on the device and reissued.
 
-    one real batch, like= or spec= ──Recipe──> pool of batches on the device ──> the step
-                      the loader's sampler ──> how many, and how short the last one is
+    one real batch, or like= ──copied──> a pool of batches on the device ──> the step
+           the loader's sampler ──> how many, and how short the last one is
 
 A training loop that gets these batches shows its own speed: no loader can be faster.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -20,8 +20,14 @@ import torch.utils.data
 from torch.utils.data import BatchSampler
 
 from dataloaders.backend import Backend, Session, Specification
-from dataloaders.batches.synthetic import Recipe, TensorSpec, shortened
-from dataloaders.batches.tree import Batch, leaves, map_tensors, samples_in
+from dataloaders.batches.tree import (
+    Batch,
+    leaves,
+    map_children,
+    map_tensors,
+    samples_in,
+    to_device,
+)
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.loader import DataLoader
 from dataloaders.observing import Unobserved, observe
@@ -29,50 +35,37 @@ from dataloaders.plan import Plan, Stage
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import device_of, generators_of, iterates_itself
 
-__all__ = ["Synthetic", "TensorSpec"]
+__all__ = ["Synthetic"]
 
 
 # Not compared by value: comparing tensors in ``like`` does not give one bool.
 @dataclass(frozen=True, eq=False)
 class Synthetic(Backend):
-    """Random batches with the real ones' structure, shapes, dtypes, strides and value ranges.
+    """Copies of one batch, as many as the loader has batches, and the last one as short.
 
-    An epoch has as many batches as the loader's, and the last one is as short. Floats and integers
-    are uniform between the least and the greatest value of the real tensor, bools are True as
-    often. Tensors whose values must fit together (offsets, boxes) become random like any other:
-    pass those in ``spec``. What cannot be made (sparse, nested and quantized tensors, subclasses,
-    strings, objects) is the real one, reissued. Every batch has new containers and shares its
-    tensors with the batch one pool earlier. If the step wrote into a batch, that batch is made
-    again before it is reissued.
+    Every batch has new containers and shares its tensors with the batch one pool earlier. If the
+    step wrote into a batch, that batch is copied again before it is reissued.
 
     Attributes:
-        like: a batch to imitate; None reads one in a separate process, so that here nothing is
+        like: the batch to copy; None reads one in a separate process, so that here nothing is
             opened and no generator changes. A batch that cannot be sent between processes has to be
             given.
-        spec: alternatively, a nesting of `TensorSpec`; real tensors in it are reissued as they are.
-        pool: the number of different batches.
+        pool: the number of copies. Several, because a single one would stay in the CPU's cache.
         batches: the number of batches in an epoch; None for the loader's own number.
-        seed: the seed of the values.
 
     Raises:
-        OptionError: both ``like`` and ``spec`` are given, or a number is out of range.
+        OptionError: a number is out of range.
     """
 
     like: Batch = field(default=None, repr=False)
-    spec: Any = None
     pool: int = 8
     batches: int | None = None
-    seed: int = 0
 
     name: ClassVar[str] = "synthetic"
     delivers: ClassVar[Literal["host", "device"]] = "device"
     same_samples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.like is not None and self.spec is not None:
-            raise OptionError("Synthetic(like=..., spec=...): give one of them, not both")
-        if self.spec is not None:
-            Recipe.spec(self.spec)  # raises here for a spec without a TensorSpec
         if not isinstance(self.pool, int) or self.pool < 1:
             raise OptionError(f"Synthetic(pool={self.pool!r}): must be an int of at least 1")
         if self.batches is not None and (not isinstance(self.batches, int) or self.batches < 0):
@@ -91,10 +84,8 @@ class Synthetic(Backend):
                 "number of batches in an epoch is not known; give it: "
                 "backend=Synthetic(batches=1000), from backends.synthetic"
             )
-        source = "the first real one"
-        if self.like is not None or self.spec is not None:
-            source = "the one given" if self.spec is None else "the specification"
-        how = f"{self.pool} random batches like {source}, made once and reissued"
+        source = "first real batch" if self.like is None else "given batch"
+        how = f"{self.pool} copies of the {source}, made once and reissued"
         notes = ("not the real samples: for measuring, not for training",)
         return Plan(self.name, (Stage("fetch", device, how),), device, obstacle, notes)
 
@@ -110,21 +101,23 @@ class _SyntheticSession(Session):
     def __init__(self, options: Synthetic, loader: Specification) -> None:
         self._options = options
         self._loader = weakref.ref(loader)
-        self._recipe: tuple[Recipe, int | None] | None = None
+        self._real: tuple[Batch, int | None] | None = None
+        if options.like is not None:
+            self._real = options.like, samples_in(options.like)
         self._pool: _Pool | None = None
 
     def epoch(self) -> Iterator[Batch]:
         loader = self._loader()
         if loader is None:
             raise RuntimeError("the loader of this session is gone: keep it while iterating")
-        if self._recipe is None:
-            self._recipe = _recipe(self._options, loader)
-        if self._recipe is None:
-            return iter(())  # the sampler yielded no batch to imitate
-        recipe, samples = self._recipe
+        if self._real is None:
+            self._real = _real_batch(loader)
+        if self._real is None:
+            return iter(())  # the sampler yielded no batch to copy
+        batch, samples = self._real
         device = _device(loader)
         if self._pool is None or self._pool.device != device:
-            self._pool = _Pool(recipe, device, self._options.pool, self._options.seed)
+            self._pool = _Pool(batch, device, self._options.pool)
         sizes: Iterator[int | None]
         if self._options.batches is not None:
             sizes = itertools.repeat(None, self._options.batches)
@@ -141,20 +134,17 @@ def _issued(pool: _Pool, sizes: Iterator[int | None], samples: int | None) -> It
     for turn, size in enumerate(sizes):
         batch = pool.issue(turn)
         whole = size is None or samples is None or size >= samples
-        yield batch if whole else shortened(batch, size, samples)  # type: ignore[arg-type]
+        yield batch if whole else _shortened(batch, size, samples)  # type: ignore[arg-type]
 
 
 class _Pool:
-    """Batches on a device, issued in turn as new containers around the same memory."""
+    """Copies of a batch on a device, issued in turn as new containers around the same memory."""
 
-    def __init__(self, recipe: Recipe, device: torch.device, size: int, seed: int) -> None:
+    def __init__(self, real: Batch, device: torch.device, size: int) -> None:
         self.device = device
-        self._recipe = recipe
-        self._generator: torch.Generator | None = None
-        if device.type != "meta":
-            self._generator = torch.Generator(device).manual_seed(seed)
-        self._copies = False
-        self._slots = [self._new() for _ in range(size)]
+        self._real = real
+        self._step_writes = False
+        self._slots = [self._copy() for _ in range(size)]
         self._versions = [_versions(slot) for slot in self._slots]
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # once: a step on any stream may read the pool
@@ -163,37 +153,42 @@ class _Pool:
         """Return the batch of the slot whose turn it is."""
         place = turn % len(self._slots)
         if _versions(self._slots[place]) != self._versions[place]:
-            # A step that writes will do so each time, so it gets copies from now on, which are
-            # cheaper than new draws. The slot is new because whoever holds the old one keeps it.
-            self._slots[place] = self._new()
+            # A step that writes will do so each time, so it gets copies on the device from now on.
+            # The slot is new because whoever holds the old one keeps it.
+            self._slots[place] = self._copy()
             self._versions[place] = _versions(self._slots[place])
-            self._copies = True
+            self._step_writes = True
         with torch.inference_mode(False), torch.no_grad():
-            alias = torch.clone if self._copies else torch.Tensor.detach
+            alias = torch.clone if self._step_writes else torch.Tensor.detach
             return map_tensors(self._slots[place], alias)
 
-    def _new(self) -> Batch:
+    def _copy(self) -> Batch:
         # Never an inference tensor: those have no version counter that would show a write.
         with torch.inference_mode(False), torch.no_grad():
-            return self._recipe.make(self.device, self._generator)
+            # The type's own .to() knows what must stay, such as the lengths in a PackedSequence.
+            return to_device(map_tensors(self._real, torch.clone), self.device)
 
 
 def _versions(batch: Batch) -> list[int]:
-    return [0 if leaf.is_inference() else leaf._version for leaf in leaves(batch)]
+    return [leaf._version for leaf in leaves(batch)]
 
 
-def _recipe(options: Synthetic, loader: Specification) -> tuple[Recipe, int | None] | None:
-    """Return how to make batches, and the samples in one; None if the loader's epoch is empty."""
-    if options.spec is not None:
-        recipe = Recipe.spec(options.spec)
-        return recipe, samples_in(recipe.make(torch.device("meta"), None))
-    if options.like is not None:
-        return Recipe.like(options.like), samples_in(options.like)
-    real = _real_batch(loader)
-    if real is None:
-        return None
-    batch, samples = real
-    return Recipe.like(batch), samples
+def _shortened(batch: Batch, samples: int, of: int) -> Batch:
+    """Return the first ``samples`` samples of ``batch``, which has ``of``: views in new containers.
+
+    Cuts tensors whose first size is ``of``, and lists and tuples of that length that hold no
+    tensors or one a sample. Custom types are returned whole.
+    """
+    if isinstance(batch, torch.Tensor):
+        cut = batch.layout is torch.strided and not batch.is_nested and batch.ndim > 0
+        return batch[:samples] if cut and batch.shape[0] == of else batch
+    if type(batch) in (list, tuple) and len(batch) == of:
+        columns = [child for child in batch if isinstance(child, torch.Tensor)]
+        if not columns or any(not leaf.ndim or leaf.shape[0] != of for leaf in columns):
+            return batch[:samples]
+    if hasattr(batch, "to") and not isinstance(batch, Mapping):
+        return batch
+    return map_children(batch, lambda child: _shortened(child, samples, of))
 
 
 def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:

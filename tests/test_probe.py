@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.synthetic import TensorSpec
 from dataloaders.bottleneck import Interval
 from dataloaders.errors import OptionError
 from dataloaders.findings import Probe, Trial, probe_batch_sizes
@@ -39,14 +38,14 @@ def test_sizes_double_and_the_gap_is_halved(most, largest):
 
 
 def test_sizes_end_where_asked_and_random_states_are_put_back():
-    spec = {"x": TensorSpec((4, 10)), "y": TensorSpec((4,), torch.int64, 0, 9)}
+    like = {"x": torch.rand(4, 10), "y": torch.randint(10, (4,))}
     before, seen = torch.get_rng_state(), []
 
     def step(batch):
         seen.append(batch["x"].shape)
         torch.rand(2)
 
-    probe = probe_batch_sizes(spec, step, most=20, seconds_each=0.01)
+    probe = probe_batch_sizes(like, step, most=20, seconds_each=0.01)
     assert [trial.batch_size for trial in probe.trials] == [4, 8, 16, 20]
     assert seen[-1] == (20, 10)
     assert probe.fastest is not None

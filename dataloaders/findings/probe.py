@@ -1,6 +1,6 @@
 """Finds the largest batch that a step takes, and its rate at each size, without reading data.
 
-a batch, or TensorSpecs ──its samples repeated──> batches of 2, 4, 8 … times the size
+a batch ──its samples repeated──> batches of 2, 4, 8 … times the size
     ──step──> seconds, peak memory │ out of memory ──> the gap in between is halved
 """
 
@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from dataloaders.batches.synthetic import Recipe
 from dataloaders.batches.tree import Batch, leaves, map_children, to_device
 from dataloaders.errors import OptionError
 from dataloaders.machine import resources
@@ -105,8 +104,8 @@ def probe_batch_sizes(
     The step really runs and trains its model. Random states are restored.
 
     Args:
-        batch: one batch of the loader, or the same nest with a `TensorSpec` for each tensor. Of
-            sequences that vary in length, give the longest: every size is tried with that.
+        batch: one batch of the loader, or tensors of its shapes and dtypes. Of sequences that vary
+            in length, give the longest: every size is tried with that.
         step: takes one batch; copies it to its device, unless ``device`` is given.
         batch_size: samples in ``batch``; None: the first size of its first tensor.
         most: the largest size to try.
@@ -117,8 +116,6 @@ def probe_batch_sizes(
         OptionError: ``batch`` holds nothing that has one row a sample.
         Exception: whatever the step raises, except for running out of memory.
     """
-    if not any(True for _ in leaves(batch)):
-        batch = Recipe.spec(batch).make(torch.device("cpu"), torch.Generator().manual_seed(0))
     of = batch_size or rows_of(batch)
     trials: list[Trial] = []
     with random_states_kept():
