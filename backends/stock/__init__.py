@@ -30,7 +30,7 @@ from dataloaders.seeding.seeded import Seeding
 from dataloaders.specification import iterates_itself
 
 from .ahead.gather import GatherEpoch
-from .ahead.workers import AheadWorkers
+from .ahead.workers import AheadWorkers, WorkersEpoch
 from .describe import describe
 from .iterators import gathering_iterator, gathering_view, obstacle, plain_iterator
 
@@ -118,12 +118,12 @@ class _StockSession(Session):
         specification = self._view(loader, gathers)
         if workers is not None:
             workers.begin(specification)
-            return workers.epoch()
+            return WorkersEpoch(workers)
         view = gathering_view(specification) if gathers else self._changed(specification)
         workers = AheadWorkers(view)  # not by torch's method, which would repeat its warnings
         if loader.persistent_workers:
             loader._iterator = workers
-        return workers.epoch()
+        return WorkersEpoch(workers)
 
     def close(self) -> None:
         loader = self._loader()

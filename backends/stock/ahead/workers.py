@@ -11,12 +11,11 @@ draws from generators, errors, pinning, the death of workers and shutdown.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch.utils.data
-from torch._utils import ExceptionWrapper
-from torch.utils.data import _utils
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dataloaders.backend import Ahead, Cancelled, Specification
 from dataloaders.batches.tree import Batch
@@ -31,139 +30,93 @@ _MOST_NAMED = 64
 
 
 class AheadWorkers(_MultiProcessingDataLoaderIter):
-    """torch's multi-process iterator; `WorkersEpoch` takes its batches on the prefetch thread."""
+    """torch's multi-process iterator, whose results the prefetch thread takes.
+
+    Attributes:
+        tasks: held by whoever reads or changes what torch keeps about tasks; the consumer notifies
+            the thread through it.
+        cancelled: set when the current epoch was ended before its last batch.
+    """
 
     def __init__(self, loader: Specification) -> None:
-        # Held by whoever reads or changes what torch keeps about tasks.
-        self._state = threading.Condition()
-        self._taking: int | None = None  # the thread that is in take()
-        self._cancelled = threading.Event()  # the current epoch's
-        self._all_drawn = False  # whether the sampler has ended
-        self._asked: dict[int, Any] = {}  # the indices of each task in flight
+        self.tasks = threading.Condition()
+        self.cancelled = threading.Event()
+        self._taking = threading.RLock()  # held for as long as a thread waits for results
+        self._drawn: dict[int, Any] = {}  # the indices of each task in flight
         super().__init__(loader)  # runs _reset() at its end
+        self._timeout = 0  # PrefetchedEpoch counts it, from when the consumer waits
         # Profiles show the name that they show for torch's iterator.
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
     def begin(self, loader: Specification) -> None:
         """Begin a new epoch with the same workers; on the consumer's thread."""
-        self._stop_taking()
-        with self._state:
-            self._cancelled = threading.Event()
+        self.cancelled.set()
+        with self._taking, self.tasks:
+            self.cancelled = threading.Event()
+            self._drawn.clear()
             self._reset(loader)
 
-    def epoch(self) -> WorkersEpoch:
-        """Return the epoch that has just begun."""
-        return WorkersEpoch(self, self._cancelled)
-
-    def take(self, cancelled: threading.Event) -> Batch:
-        """Return the next batch of the epoch that ``cancelled`` belongs to."""
-        with self._state:
-            if cancelled.is_set():
+    def take(self, epoch: WorkersEpoch) -> Batch:
+        """Return the next batch of ``epoch``; on the prefetch thread."""
+        with self._taking, self.tasks:
+            while self._rcvd_idx == self._send_idx and not (epoch.all_drawn or epoch.is_over):
+                self.tasks.wait(_POLL_S)  # for the consumer's supply()
+            if epoch.is_over:
                 raise Cancelled
-            self._taking = threading.get_ident()
+            received = self._rcvd_idx
             try:
                 return next(self)
             except (StopIteration, Cancelled):
                 raise
             except Exception as error:
+                answered = self._in_order and self._rcvd_idx > received
+                if answered and received in self._drawn:
+                    names = _names(self._drawn[received])
+                    add_note(error, f"dataloaders: raised in a worker by {names}")
                 _clear_torch_frames(error)
                 raise
             finally:
-                self._taking = None
-                self._state.notify_all()
+                self._drawn.pop(received, None)
 
-    def supply(self, batches: int) -> None:
-        """Draw the indices of ``batches`` tasks and send them; on the consumer's thread.
-
-        Raises:
-            Exception: the sampler's own.
-        """
-        if not self._has_sampler or self._all_drawn:
-            return  # nothing to send, and the thread may hold the lock while workers end
-        with self._state:
-            try:
-                for _ in range(batches):
-                    if self._tasks_outstanding < self._most_tasks:
-                        super()._try_put_index()
-            finally:
-                self._state.notify_all()
-
-    # What torch calls, on either thread
-
-    def _reset(self, loader: Specification, first_iter: bool = False) -> None:
-        self._all_drawn = False
-        self._asked.clear()
-        super()._reset(loader, first_iter)
-
-    def _next_index(self) -> Any:
-        try:
-            index = super()._next_index()  # type: ignore[no-untyped-call]
-        except StopIteration:
-            self._all_drawn = True
-            raise
-        if self._in_order:
-            self._asked[self._send_idx] = index
-        return index
-
-    def _try_put_index(self) -> None:
-        # torch sends a task for each result that it receives. The consumer does that in supply(),
-        # except for iterable datasets, whose tasks need no sampler.
-        if self._taking != threading.get_ident() or not self._has_sampler:
-            super()._try_put_index()
-
-    def _next_data(self) -> Batch:
-        while self._has_sampler and not self._all_drawn and not self._task_info:
-            if self._cancelled.is_set():
-                raise Cancelled
-            self._state.wait(_POLL_S)  # for supply()
-        return super()._next_data()  # type: ignore[no-untyped-call]
-
-    def _get_data(self) -> Any:
-        # As torch's, in waits short enough to notice a cancelled epoch. PrefetchedEpoch counts
-        # ``timeout``, from when the consumer waits.
-        while not (self._cancelled.is_set() or self._shutdown):
-            self._state.release()  # the consumer may send tasks meanwhile
-            try:
-                success, data = self._try_get_data(_POLL_S)  # type: ignore[no-untyped-call]
-            finally:
-                self._state.acquire()
-            if success:
-                return data
-            if self._pin_memory and not self._pin_memory_thread.is_alive():
-                raise RuntimeError("Pin memory thread exited unexpectedly")
-        raise Cancelled
-
-    def _process_data(self, data: Any, *args: Any) -> Batch:
-        asked = self._asked.pop(self._rcvd_idx - 1, None)
-        try:
-            return super()._process_data(data, *args)  # type: ignore[no-untyped-call]
-        except Exception as error:
-            failed = isinstance(data, ExceptionWrapper)
-            if failed and self._in_order and self._has_sampler:
-                add_note(error, f"dataloaders: raised in a worker by {_names(asked)}")
-            raise
-
-    def _shutdown_workers(self) -> None:
-        # Called at the interpreter's end too, after it has set the names of this module to None.
-        running = _utils is not None and _utils.python_exit_status is False
-        if running and self._taking != threading.get_ident():
-            # Frameworks call this without knowing that a thread is in take().
-            self._stop_taking(timeout=10 * _POLL_S)
-        super()._shutdown_workers()
-
-    def _stop_taking(self, timeout: float | None = None) -> None:
-        """Cancel the epoch, and wait until no thread is in `take`."""
-        self._cancelled.set()
-        with self._state:
-            self._state.wait_for(lambda: self._taking is None, timeout)
+    def send(self, index: Any) -> None:
+        """Send the task of one batch to a worker; on the consumer's thread, which holds `tasks`."""
+        self._sampler_iter = iter((index,))
+        self._try_put_index()
 
     @property
-    def _most_tasks(self) -> int:
+    def most_tasks(self) -> int:
+        """Return how many tasks torch keeps in flight."""
         return int(self._prefetch_factor * self._num_workers)
 
-    @property
-    def _has_sampler(self) -> bool:
-        return self._dataset_kind == torch.utils.data._DatasetKind.Map
+    # What torch calls
+
+    def _next_index(self) -> Any:
+        index = super()._next_index()  # type: ignore[no-untyped-call]
+        if self._dataset_kind == torch.utils.data._DatasetKind.Map:
+            self._drawn[self._send_idx] = index
+        return index
+
+    def _try_get_data(self, timeout: float = _POLL_S) -> Any:
+        # Waits short enough to notice that the epoch was cancelled.
+        self.tasks.release()  # the consumer may send tasks meanwhile
+        try:
+            found = super()._try_get_data(_POLL_S)  # type: ignore[no-untyped-call]
+        finally:
+            self.tasks.acquire()
+        if self.cancelled.is_set():
+            raise Cancelled
+        return found
+
+    def _shutdown_workers(self) -> None:
+        # Frameworks call this without knowing that a thread takes results. At the interpreter's end
+        # that thread may be frozen.
+        self.cancelled.set()
+        stopped = self._taking.acquire(timeout=1.0)
+        try:
+            super()._shutdown_workers()
+        finally:
+            if stopped:
+                self._taking.release()
 
 
 def _names(asked: Any) -> str:
@@ -194,28 +147,49 @@ class WorkersEpoch(Ahead):
     """One epoch of `AheadWorkers`. It holds the workers, and ends when the next epoch begins.
 
     Attributes:
+        all_drawn: whether the consumer has no more tasks to send.
         base_seed: as torch drew it at ``iter()``; of persistent workers, when they were started.
     """
 
-    def __init__(self, workers: AheadWorkers, cancelled: threading.Event) -> None:
+    def __init__(self, workers: AheadWorkers) -> None:
         self._workers = workers
-        self._cancelled = cancelled
-        self._counter: _BatchCounter | None = None
-        if workers._IterableDataset_len_called is not None:
-            self._counter = _BatchCounter(workers)
-            workers._IterableDataset_len_called = None  # so that the thread does not warn
+        self._cancelled = workers.cancelled
+        self._sampler: Iterator[Any] | None = None
+        self.all_drawn = True
         self.base_seed = int(workers._base_seed)
+        if workers._dataset_kind == torch.utils.data._DatasetKind.Map:
+            # Torch sends a task for each result that it receives. Here the consumer does, so torch
+            # finds an empty sampler. Iterable datasets have none, so torch sends their tasks.
+            self._sampler, workers._sampler_iter = workers._sampler_iter, iter(())
+            self.all_drawn = workers._send_idx < workers.most_tasks
 
     def __next__(self) -> Batch:
-        return self._workers.take(self._cancelled)
+        return self._workers.take(self)
 
     def __len__(self) -> int:
         return len(self._workers)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the epoch was cancelled, or a newer one has begun."""
+        return self._cancelled.is_set()
+
     def supply(self, batches: int) -> None:
-        """Send tasks; see `Ahead`."""
-        if not self._cancelled.is_set():
-            self._workers.supply(batches)
+        """Draw the indices of ``batches`` tasks and send them; see `Ahead`."""
+        workers = self._workers
+        for _ in range(batches):
+            # A dead worker's tasks stay in flight: for its errors no further ones are drawn.
+            full = workers._tasks_outstanding >= workers.most_tasks
+            if self._sampler is None or self.all_drawn or self.is_over or full:
+                return
+            try:
+                index = next(self._sampler)
+            except StopIteration:
+                self.all_drawn = True
+            with workers.tasks:
+                if not self.all_drawn:
+                    workers.send(index)
+                workers.tasks.notify_all()
 
     @property
     def iterator(self) -> AheadWorkers:
@@ -225,27 +199,12 @@ class WorkersEpoch(Ahead):
     @property
     def in_flight(self) -> int:
         """Return the number of tasks that torch sends at ``iter()``; see `Ahead`."""
-        return self._workers._most_tasks
+        return self._workers.most_tasks
 
     def counts(self) -> tuple[int, int] | None:
         """Count batches in the workers' queues; see `dataloaders.measuring.queues.counts_of`."""
         return counts_of(self._workers)
 
-    def handed_over(self) -> None:
-        """Warn of more batches than an iterable dataset announced, as torch does; see `Ahead`."""
-        if self._counter is not None:
-            next(self._counter)
-
     def cancel(self) -> None:
         """End the epoch; the workers stay."""
         self._cancelled.set()
-
-
-class _BatchCounter(_BaseDataLoaderIter):
-    """torch's count of batches and its warning, without the batches."""
-
-    def __init__(self, workers: AheadWorkers) -> None:
-        self.__dict__.update(vars(workers))
-
-    def _next_data(self) -> None:  # type: ignore[override]
-        return None
