@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections import namedtuple
 from functools import partial
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,7 @@ from dataloaders import DataLoader
 from helpers.compare import assert_same, assert_same_epochs, run_epochs
 
 TorchLoader = torch.utils.data.DataLoader
+Pair = namedtuple("Pair", ["image", "label"])
 
 
 def tensors(length=37):
@@ -332,3 +336,39 @@ def test_a_changed_collation_table_turns_the_gather_off(monkeypatch):
     assert "default_collate_fn_map" in str(loader.explain())
     assert next(batches)[1].tolist() == [7, 6, 5, 4]  # under way too
     assert next(iter(loader))[1].tolist() == [3, 2, 1, 0]
+
+
+@dataclasses.dataclass
+class Strange:
+    tensor: torch.Tensor
+
+
+class Marker:
+    pass
+
+
+class MarkedList(Marker, list):
+    """Makes its other base a kind of a list."""
+
+
+ADDED = {
+    False: (Strange, (Strange, torch.Generator)),
+    True: (torch.Tensor, torch.nn.Parameter, bool, Pair, Marker, Number, (Strange, tuple)),
+}
+
+
+def test_a_table_that_only_grew_is_torchs_and_one_that_concerns_samples_is_not(monkeypatch):
+    table = torch_collate.default_collate_fn_map
+    loader = DataLoader(TensorDataset(torch.ones(2)))
+
+    def is_changed():
+        return "default_collate_fn_map" in str(loader.explain())
+
+    assert not is_changed()
+    for changes, kinds in ADDED.items():
+        for kind in kinds:
+            with monkeypatch.context() as patch:
+                patch.setitem(table, kind, lambda *_, **__: None)
+                assert is_changed() == changes, kind
+    monkeypatch.delitem(table, float)
+    assert is_changed()

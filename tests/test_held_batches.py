@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from hypothesis.stateful import (
 )
 from torch.utils.data import Dataset, TensorDataset
 
+from backends.h5 import H5
 from backends.prefetch import Prefetch
 from dataloaders import DataLoader
+from dataloaders.cache import precompute
 from helpers.processes import Held
 
 BATCH, BATCHES = 4, 8
@@ -47,11 +50,17 @@ def gathered(**options):
     return DataLoader(TensorDataset(images, numbers), BATCH, **options)
 
 
-LOADERS = {
-    "collated": lambda: DataLoader(Images(), BATCH),
-    "gathered": gathered,
-    "gathered ahead": lambda: gathered(backend=Prefetch(), device="cpu"),
-}
+@pytest.fixture(scope="module")
+def loaders(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cache") / "images.h5"
+    precompute(Images(), path, num_workers=0)
+    cached = partial(DataLoader, Images(), BATCH)
+    return {
+        "gathered ahead": lambda: gathered(backend=Prefetch(), device="cpu"),
+        "cached": lambda: cached(backend=H5(path)),
+        "cached ahead": lambda: cached(backend=Prefetch(H5(path)), device="cpu"),
+    }
+
 
 WAYS = {
     "itself": lambda tensor: tensor,
@@ -170,11 +179,12 @@ EFFORT = [
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("effort", EFFORT)
-@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
-def test_what_is_held_never_changes(make, effort):
+@pytest.mark.parametrize("name", ["gathered ahead", "cached", "cached ahead"])
+def test_what_is_held_never_changes(name, effort, loaders):
     class Program(Loop):
         pass
 
+    make = loaders[name]
     Program.make = staticmethod(make)
     next(iter(make()))  # what begins with the first batch for good, has
     how = settings(
@@ -186,9 +196,9 @@ def test_what_is_held_never_changes(make, effort):
     run_state_machine_as_test(Program, settings=how)
 
 
-@pytest.mark.parametrize("name", ["collated", "gathered"])
-def test_memory_is_used_again(name):
-    loader = LOADERS[name]()
+@pytest.mark.parametrize("name", ["cached", "cached ahead"])
+def test_memory_is_used_again(name, loaders):
+    loader = loaders[name]()
     for _ in range(2):
         assert len({images.data_ptr() for images, _ in loader}) <= 2
 
@@ -199,8 +209,8 @@ def is_mapped(address):
     return any(int(first, 16) <= address < int(last, 16) for first, last in ranges)
 
 
-def test_memory_that_nobody_uses_goes_back_to_the_system():
-    loader = LOADERS["collated"]()
+def test_memory_that_nobody_uses_goes_back_to_the_system(loaders):
+    loader = loaders["cached"]()
     kept = list(loader)
     addresses = [images.data_ptr() for images, _ in kept]
     assert all(map(is_mapped, addresses))

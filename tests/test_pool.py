@@ -36,7 +36,7 @@ def lent(pool, pages=4):
 
 def test_what_a_fresh_tensor_can_do():
     pool = pool_of()
-    with torch.device("meta"):  # test_pooled_collate has dtypes, shapes and inference mode
+    with torch.device("meta"):  # which does not matter
         tensor = pool.empty((4, PAGE), torch.float32).fill_(2)
     assert (tensor.device.type, tensor.is_leaf, tensor._base) == ("cpu", True, None)
     assert tensor.data_ptr() % 64 == 0

@@ -151,21 +151,15 @@ class Prefetch(Backend):
             return Transfer(device, self.ahead)
         return StreamTransfer(Device(device), ahead=self.ahead, pins=self.pin_memory)
 
-    def changes(
-        self, loader: Specification, device: torch.device | None, inner: Backend
-    ) -> dict[str, Any]:
-        """Return the attributes of the loader that ``inner`` sees otherwise, for ``device``."""
+    def changes(self, loader: Specification, device: torch.device | None) -> dict[str, Any]:
+        """Return the attributes of the loader that the inner backend sees otherwise."""
         changes: dict[str, Any] = {}
         if loader.num_workers > 0 and loader.prefetch_factor is not None:
             # The workers must have at least ``ahead`` batches to make.
             needed = -(-self.ahead // loader.num_workers)
             changes["prefetch_factor"] = max(loader.prefetch_factor, needed)
         if has_streams(device):
-            # The prefetch thread pins what workers made. What is gathered in this process is made
-            # in pinned memory. The user's own code may give what cannot be pinned, such as tensors
-            # on a device.
-            gathered = loader.num_workers == 0 and inner.takes_ahead(loader)
-            changes["pin_memory"] = self.pin_memory and gathered
+            changes["pin_memory"] = False  # the transfer pins what it copies
         return changes
 
     def _inner(self) -> Backend:

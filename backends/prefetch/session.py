@@ -101,7 +101,7 @@ class PrefetchSession(Session):
             self._recorded.on = self._remainder is not None
             self._changes = {} if self._remainder is None else self._remainder.changes(loader)
         state = specification.state_of(loader)
-        changes = self._options.changes(loader, device, self._backend)
+        changes = self._options.changes(loader, device)
         self._specification.__dict__.update({**state, **changes, **self._changes})
 
     def _free_pipeline(self, device: torch.device | None, loader: Specification) -> _Pipeline:

@@ -4,7 +4,6 @@ dataset in memory, default collation ──> iterators.py  torch's iterators, fe
                                             gather.py  a batch of rows by one index_select
                                             order.py   torch's samplers as index tensors
 everything else ───────────────────────> torch's own iterator
-                                            collate.py  large batches in memory from the pool
 taken ahead by a thread (prefetch) ────> ahead/         torch's worker iterator, or the gather;
                                                         samplers stay on the loop's thread
 """
@@ -22,7 +21,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 import dataloaders.loader
 from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batches.collation import collates_as_torch
-from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import Batch
 from dataloaders.batches.whole import WholeBatches
 from dataloaders.plan import Plan
@@ -32,7 +30,7 @@ from dataloaders.specification import iterates_itself
 from .ahead.gather import GatherEpoch
 from .ahead.workers import AheadWorkers, WorkersEpoch
 from .describe import describe
-from .iterators import gathering_iterator, gathering_view, obstacle, plain_iterator
+from .iterators import gathering_iterator, gathering_view, obstacle
 
 __all__ = ["Stock"]
 
@@ -86,7 +84,6 @@ class _StockSession(Session):
         self._loader = weakref.ref(loader)
         self._backend = backend
         self._seeding: Seeding | None = None
-        self._pool = HostPool()
 
     def epoch(self) -> Iterator[Batch]:
         loader = self._present()
@@ -147,8 +144,8 @@ class _StockSession(Session):
 
     def _iterator(self, loader: Specification, gathers: bool) -> _BaseDataLoaderIter:
         if gathers:
-            return gathering_iterator(loader, self._pool)
-        return plain_iterator(self._changed(loader), self._pool)
+            return gathering_iterator(loader)
+        return self._changed(loader)._get_iterator()
 
     def _changed(self, loader: Specification) -> Specification:
         return loader if self._backend.view is None else self._backend.view(loader)

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, Subset
-from torch.utils.data._utils.collate import default_collate, default_convert
+from torch.utils.data._utils.collate import default_convert
 
 from dataloaders.backend import Specification
-from dataloaders.batches.memory import SMALLEST
 from dataloaders.observing import held
 from dataloaders.plan import Plan, Stage
 from dataloaders.specification import sampling_of
@@ -77,13 +76,6 @@ def _notes(loader: Specification, not_gathered: str | None) -> tuple[str, ...]:
         notes.append(
             f"num_workers={loader.num_workers} with a dataset in memory: num_workers=0 gathers a "
             "batch in this process, which is often quicker than sending it from a worker"
-        )
-    seeded = getattr(loader, "seed", None) is not None  # seeded collation is torch's own
-    pooled = loader.collate_fn is default_collate and not (seeded and not_gathered is not None)
-    if pooled and not loader.num_workers:
-        notes.append(
-            f"tensors of {SMALLEST >> 20} MiB and more come from a pool, which reuses their "
-            "memory once nothing refers to it"
         )
     return tuple(notes)
 

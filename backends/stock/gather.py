@@ -17,7 +17,6 @@ import torch
 from torch.utils.data import StackDataset, Subset, TensorDataset, get_worker_info
 
 from dataloaders.batches.collation import collates_as_torch
-from dataloaders.batches.memory import HostMemory
 from dataloaders.batches.tree import Batch
 
 
@@ -26,14 +25,10 @@ class NotGatherable(Exception):
 
 
 class Gatherer:
-    """Gather batches of one in-memory dataset, one gather a tensor, for one epoch (or one worker).
+    """Gather batches of one in-memory dataset, by one gather a tensor."""
 
-    Large batches go into tensors from ``memory``, if given; a worker has no use for it.
-    """
-
-    def __init__(self, dataset: Any, memory: HostMemory | None = None) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._memory = memory
 
     def batch(self, index: Any) -> Batch:
         """Return ``default_collate([dataset[i] for i in index])``.
@@ -94,16 +89,12 @@ class Gatherer:
             raise NotGatherable(why)
         if rows is None:
             return tensor
-        elements = len(rows) * (tensor.numel() // len(tensor))
-        memory, shape = self._memory, (len(rows), *tensor.shape[1:])
-        if get_worker_info() is not None:
-            # As torch's collation in a worker: straight into the shared memory that is sent.
-            whole = tensor._typed_storage()  # type: ignore[no-untyped-call]
-            out = tensor.new(whole._new_shared(elements, device=tensor.device)).resize_(shape)
-        elif memory is not None and memory.pays_for(elements * tensor.element_size()):
-            out = memory.empty(shape, tensor.dtype)
-        else:
+        if get_worker_info() is None:
             return tensor.index_select(0, rows)
+        # As torch's collation in a worker: straight into the shared memory that is sent.
+        shape, elements = (len(rows), *tensor.shape[1:]), len(rows) * tensor[0].numel()
+        whole = tensor._typed_storage()  # type: ignore[no-untyped-call]
+        out = tensor.new(whole._new_shared(elements, device=tensor.device)).resize_(shape)
         return torch.index_select(tensor, 0, rows, out=out)
 
 

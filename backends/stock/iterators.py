@@ -3,8 +3,6 @@
 num_workers = 0    torch's single-process iterator; indices as tensors, fetched by the gather
 num_workers > 0    torch's multi-process iterator over a view of the loader, whose dataset returns
                    indices and whose collate_fn gathers
-no gather          torch's own iterator; without workers its default collation becomes the one
-                   that collates into pooled memory
 
 The iterators are instances of torch's own classes, never of subclasses. Only their fetcher, their
 index sampler or the view of the loader that they read differ. Everything else stays torch's: seeds,
@@ -23,13 +21,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from dataloaders.backend import Specification
 from dataloaders.batches.collation import collates_as_torch
-from dataloaders.batches.memory import HostMemory, HostPool, PinnedMemory
 from dataloaders.batches.tree import Batch
 from dataloaders.batches.whole import RowNumbers, ShowsDataset
 from dataloaders.specification import view_of
 
 from . import gather
-from .collate import PooledCollate
 from .order import index_batches
 
 _TorchLoader = torch.utils.data.DataLoader
@@ -58,11 +54,8 @@ def _changes_iteration(kind: type[Specification]) -> bool:
     )
 
 
-def gathering_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoaderIter:
-    """Return torch's iterator over ``loader``, which has no `obstacle`, fetching by gathers.
-
-    Without workers, large batches come from ``pool``, or are pinned if the loader pins.
-    """
+def gathering_iterator(loader: Specification) -> _BaseDataLoaderIter:
+    """Return torch's iterator over ``loader``, which has no `obstacle`, fetching by gathers."""
     if loader.num_workers > 0:
         return gathering_view(loader)._get_iterator()
     iterator = loader._get_iterator()
@@ -71,8 +64,7 @@ def gathering_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoader
     known = type(batches) is BatchSampler
     if known:  # torch's iterator over it was not started: it has drawn nothing
         iterator._sampler_iter = index_batches(batches)
-    memory = _memory(iterator, pool)
-    iterator._dataset_fetcher = _GatheringFetcher(loader, memory, index_is_ours=known)
+    iterator._dataset_fetcher = _GatheringFetcher(loader, index_is_ours=known)
     return iterator
 
 
@@ -86,33 +78,12 @@ def gathering_view(loader: Specification) -> Specification:
     )
 
 
-def plain_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoaderIter:
-    """Return the loader's own iterator; without workers, torch's collation uses ``pool``.
-
-    The loader keeps its ``collate_fn``: only the iterator's fetcher uses the pool.
-    """
-    iterator = loader._get_iterator()
-    if type(iterator) is _SingleProcessDataLoaderIter:
-        fetcher = iterator._dataset_fetcher
-        if fetcher.collate_fn is default_collate:
-            fetcher.collate_fn = PooledCollate(_memory(iterator, pool))
-    return iterator
-
-
-def _memory(iterator: _SingleProcessDataLoaderIter, pool: HostPool) -> HostMemory:
-    # Torch's pinning later leaves what was made in pinned memory as it is.
-    pinned = iterator._pin_memory and iterator._pin_memory_device == "cuda"
-    return PinnedMemory() if pinned else pool
-
-
 class _GatheringFetcher(_MapDatasetFetcher):
     """Fetch by one gather a batch, and by torch's own fetch wherever that fails."""
 
-    def __init__(
-        self, loader: Specification, memory: HostMemory | None = None, *, index_is_ours: bool
-    ) -> None:
+    def __init__(self, loader: Specification, *, index_is_ours: bool) -> None:
         super().__init__(loader.dataset, True, loader.collate_fn, loader.drop_last)
-        self._gatherer = gather.Gatherer(loader.dataset, memory)
+        self._gatherer = gather.Gatherer(loader.dataset)
         self._index_is_ours = index_is_ours
 
     def fetch(self, possibly_batched_index: Any) -> Batch:
