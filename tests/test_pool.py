@@ -131,54 +131,43 @@ def test_a_cycle_gives_its_memory_back_when_it_is_collected():
 def test_which_buffer_serves_next():
     pool = pool_of()
     one, two = lent(pool), lent(pool)
-    address = one.data_ptr()
+    address = two.data_ptr()
     del two, one
-    assert lent(pool).data_ptr() == address  # the one used last
-    for _ in range(3):  # and that of a full batch a short last one
+    assert lent(pool).data_ptr() == address  # the one lent last
+    for _ in range(3):  # and that of a full batch one that is a little shorter
         held, full = lent(pool, 64), lent(pool, 64)
         addresses = {held.data_ptr(), full.data_ptr()}
         del held
-        short = lent(pool, 3)
+        short = lent(pool, 33)
         assert short.data_ptr() in addresses
-        assert short.untyped_storage().nbytes() == 3 * PAGE
+        assert short.untyped_storage().nbytes() == 33 * PAGE
+        assert lent(pool, 3).data_ptr() not in addresses
         del full, short
 
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), max_size=300))
-def test_the_pool_holds_no_more_than_its_tensors_once_did(steps):
-    pool, held, most = pool_of(), [], 0
+def test_no_buffer_is_twice_its_tensor_and_none_stays_that_is_not_used(steps):
+    pool, held, lately = pool_of(most_free=500 * PAGE), [], []
     for pages, drops in steps:
         held.append(lent(pool, pages))
+        lately = [*lately[-64:], 2 * pages * PAGE]
         needed = sum(tensor.numel() for tensor in held)
-        most = max(most, needed)
-        assert 0 <= pool.lent_bytes - needed <= most / 2
-        assert pool.free_bytes == 0 or pool.free_bytes + pool.lent_bytes <= most
+        assert needed <= pool.lent_bytes <= 2 * needed
+        assert pool.free_bytes <= min(500 * PAGE, sum(lately))
         del held[:drops]
-        assert pool.free_bytes == 0 or pool.free_bytes + pool.lent_bytes <= most
     held.clear()
     assert pool.lent_bytes == 0
-    assert pool.free_bytes <= most
-
-
-def test_a_peak_is_forgotten():
-    pool = pool_of()
-    large = [lent(pool, 50) for _ in range(10)]
-    large.clear()
-    assert pool.free_bytes == 500 * PAGE
-    for _ in range(200):
-        lent(pool, 1)
-    assert pool.free_bytes <= 2 * PAGE
 
 
 def test_what_was_used_longest_ago_is_released_first():
     pool = pool_of(most_free=5 * PAGE)
-    lent(pool, 100)  # a peak, so that the cap alone binds
     buffers = [lent(pool, pages) for pages in (1, 3, 2)]
     held = []
     while buffers:
         held.append(lent(pool, 8))  # too large for any of those
         del buffers[0]
+    held.append(lent(pool, 8))
     assert pool.free_bytes == (3 + 2) * PAGE
 
 
@@ -236,12 +225,10 @@ def test_a_forked_child_has_a_pool_of_its_own():
     del free, kept
 
     def child():
-        fine = pool.free_bytes == 0
-        fine &= bool((held[0] == 1).all())
+        fine = bool((held[0] == 1).all())
         held.clear()
-        fine &= pool.free_bytes == SIZE
-        again = lent(pool).fill_(2)
-        return fine and again.data_ptr() == address and bool((again == 2).all())
+        two = [lent(pool).fill_(2), lent(pool).fill_(2)]
+        return fine and address in [tensor.data_ptr() for tensor in two]
 
     assert is_true_in_a_fork(child)
     assert (held[0] == 1).all()

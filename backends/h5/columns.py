@@ -70,9 +70,7 @@ class Rows:
         if get_worker_info() is not None:
             storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
             return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
-        if self.pool.pays_for(nbytes):
-            return self.pool.empty(shape, dtype)
-        return torch.empty(tuple(shape), dtype=dtype)
+        return self.pool.empty(shape, dtype)
 
 
 class Values:

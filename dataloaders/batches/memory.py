@@ -8,20 +8,18 @@
 The system provides a fresh batch of many megabytes page by page: each page is zeroed and mapped
 when it is first written. A buffer that was used before already has its pages.
 
-The pool is bounded by what the tensors alone would have needed: all its buffers, lent and free,
-take no more than the tensors took together at their recent peak.
+A buffer that none of the last 64 tensors came from is released, and so are unused ones beyond a
+limit.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
-import os
 import sys
 import threading
-import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,38 +33,8 @@ Below it, glibc's malloc hands out memory that the process already has. From her
 or may not, depending on the state of its heap; above, it never does (mallopt(3), M_MMAP_THRESHOLD).
 """
 
-_WINDOW = 64  # "recent" means at least this many tensors back, and at most twice as many
+_WINDOW = 64  # a buffer that none of so many tensors came from is released
 _PAGE = mmap.PAGESIZE
-
-
-class HostMemory(Protocol):
-    """A source of memory for batches."""
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a dense CPU tensor of ``shape`` and ``dtype`` with undefined contents."""
-
-    def pays_for(self, nbytes: int) -> bool:
-        """Whether a tensor of ``nbytes`` should come from here, not from ``torch.empty``."""
-
-
-class PinnedMemory:
-    """Page-locked tensors from torch's own caching allocator.
-
-    Torch reuses a pinned block only after every copy that was queued from it has run, so a batch
-    may be dropped right after ``batch.to("cuda", non_blocking=True)``.
-    """
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a dense, pinned CPU tensor with undefined contents.
-
-        Raises:
-            RuntimeError: there is no device to pin memory for.
-        """
-        return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
-
-    def pays_for(self, nbytes: int) -> bool:
-        """True from a few pages on: torch's ``pin_memory()`` would copy the batch once more."""
-        return nbytes >= _PAGE
 
 
 class HostPool:
@@ -82,15 +50,12 @@ class HostPool:
     """
 
     def __init__(self, *, most_free: int | None = None, smallest: int = SMALLEST) -> None:
-        self._most_free = _default_most_free() if most_free is None else most_free
+        self._most_free = min(2 << 30, total_memory() // 16) if most_free is None else most_free
         self._smallest = max(1, smallest)
         # Never waited for: the collector may make a call in the midst of another one's.
         self._lock = threading.Lock()
         self._buffers: list[_Buffer] = []
         self._handed_out = 0
-        # Bytes that the living tensors asked for, at most: in this window and in the one before.
-        self._recent_peak = self._earlier_peak = 0
-        _POOLS.add(self)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a dense CPU tensor of ``shape`` and ``dtype`` with undefined contents.
@@ -120,101 +85,54 @@ class HostPool:
                 return out
         return torch.empty_like(leaf, dtype=dtype)
 
-    def pays_for(self, nbytes: int) -> bool:
-        """Whether a tensor of ``nbytes`` would come from a buffer of this pool."""
-        return nbytes >= self._smallest
-
     @property
     def free_bytes(self) -> int:
         """Bytes of buffers that nothing refers to at present."""
-        self._tidy()
-        return sum(buffer.nbytes for buffer in self._buffers if not buffer.needed)
+        return sum(buffer.nbytes for buffer in self._buffers if buffer.is_free())
 
     @property
     def lent_bytes(self) -> int:
         """Bytes of buffers that tensors refer to at present."""
-        self._tidy()
-        return self._lent_bytes()
+        return sum(buffer.nbytes for buffer in self._buffers if not buffer.is_free())
 
     def _lend(self, nbytes: int) -> np.ndarray[Any, Any] | None:
         """Return the memory for a tensor of ``nbytes``; None if another call holds the lock."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            self._look()
             buffer = self._best_fit(nbytes)
             if buffer is None:
                 try:
                     buffer = _Buffer(nbytes)
                 except (MemoryError, OSError, ValueError):
-                    self._shrink(most_free=0)
+                    self._release(most_free=0)
                     return None  # torch tries once more, and raises its own error
                 self._buffers.append(buffer)
+            self._handed_out += 1
+            buffer.lent_at = self._handed_out
             array = np.frombuffer(buffer.memory, np.uint8, nbytes)
-            buffer.needed = _whole_pages(nbytes)
-            self._note_peak()
-            self._shrink(self._most_free)
+            self._release(self._most_free)
             return array
         finally:
             self._lock.release()
 
-    def _tidy(self) -> None:
-        if self._lock.acquire(blocking=False):
-            try:
-                self._look()
-                self._shrink(self._most_free)
-            finally:
-                self._lock.release()
-
-    def _look(self) -> None:
-        """Find out which buffers have become free."""
-        for buffer in self._buffers:
-            if buffer.needed and buffer.references() == _UNUSED:
-                buffer.needed, buffer.freed_at = 0, self._handed_out
-
     def _best_fit(self, nbytes: int) -> _Buffer | None:
-        """Return the smallest free buffer that holds ``nbytes``."""
-        fits = [each for each in self._buffers if not each.needed and each.nbytes >= nbytes]
-        if not fits:
-            return None
-        best = min(fits, key=lambda each: (each.nbytes, -each.freed_at))
-        # A small tensor may use a large buffer (the last, short batch of an epoch), but a caller
-        # that keeps many small tensors must not keep a large buffer for each.
-        slack = best.nbytes - _whole_pages(nbytes)
-        if slack:
-            slack += sum(each.nbytes - each.needed for each in self._buffers if each.needed)
-        return None if slack > self._peak() // 2 else best
+        """Return the smallest free buffer that holds ``nbytes``, the one used last if several do.
 
-    def _note_peak(self) -> None:
-        needed = sum(buffer.needed for buffer in self._buffers)
-        self._recent_peak = max(self._recent_peak, needed)
-        self._handed_out += 1
-        if self._handed_out % _WINDOW == 0:
-            self._earlier_peak, self._recent_peak = self._recent_peak, needed
+        A tensor takes at least half of its buffer: a caller that keeps many small tensors must not
+        keep a large buffer for each.
+        """
+        most = 2 * _whole_pages(nbytes)
+        fits = [each for each in self._buffers if nbytes <= each.nbytes <= most and each.is_free()]
+        return min(fits, key=lambda each: (each.nbytes, -each.lent_at), default=None)
 
-    def _peak(self) -> int:
-        return max(self._earlier_peak, self._recent_peak)
-
-    def _lent_bytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers if buffer.needed)
-
-    def _shrink(self, most_free: int) -> None:
-        """Release free buffers down to the bounds, the least recently used first."""
-        free = [buffer for buffer in self._buffers if not buffer.needed]
-        if not free:
-            return
-        excess = sum(buffer.nbytes for buffer in free)
-        excess -= min(most_free, self._peak() - self._lent_bytes())
-        free.sort(key=lambda each: each.freed_at, reverse=True)
-        while free and excess > 0:
-            excess -= free[-1].nbytes
-            self._buffers.remove(free.pop())
-
-    def _forked(self) -> None:
-        """In a forked child: take a new lock, and drop the parent's free buffers."""
-        self._lock = threading.Lock()
-        self._look()
-        self._buffers = [buffer for buffer in self._buffers if buffer.needed]
+    def _release(self, most_free: int) -> None:
+        """Release free buffers that were not used lately, and the oldest beyond ``most_free``."""
+        for buffer in sorted(self._buffers, key=lambda each: -each.lent_at):
+            if buffer.is_free():
+                most_free -= buffer.nbytes
+                if most_free < 0 or self._handed_out - buffer.lent_at > _WINDOW:
+                    self._buffers.remove(buffer)
 
 
 def tensor_over(
@@ -235,15 +153,14 @@ class _Buffer:
     """Memory that the pool owns, in whole pages, private to this process.
 
     Attributes:
-        needed: the bytes, in whole pages, that a tensor asked for; 0: it is free.
-        freed_at: how many tensors the pool had handed out when it was found to be free.
+        lent_at: how many tensors the pool had handed out, this one's latest included.
     """
 
-    __slots__ = ("freed_at", "memory", "nbytes", "needed")
+    __slots__ = ("lent_at", "memory", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = _whole_pages(nbytes)
-        self.needed = self.freed_at = 0
+        self.lent_at = 0
         if sys.platform == "win32":  # maps have no flags there, and nothing forks
             self.memory = mmap.mmap(-1, self.nbytes)
         else:  # mmap's default is memory shared with forked children
@@ -258,25 +175,13 @@ class _Buffer:
         """Count the references to its memory: more than `_UNUSED` while a tensor lives."""
         return sys.getrefcount(self.memory)
 
+    def is_free(self) -> bool:
+        """Whether no tensor lives in it."""
+        return self.references() == _UNUSED
+
 
 def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
 
 
 _UNUSED = _Buffer(1).references()
-
-
-def _default_most_free() -> int:
-    return min(2 << 30, total_memory() // 16)
-
-
-_POOLS: weakref.WeakSet[HostPool] = weakref.WeakSet()
-
-
-def _in_forked_child() -> None:
-    for pool in _POOLS:
-        pool._forked()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_forked_child)
