@@ -89,6 +89,10 @@ class Ahead(ABC):
                 batch that it concerns.
         """
 
+    def handed_over(self) -> None:
+        """Note that the consumer received a batch. Called on its thread, which may warn."""
+        return
+
     @abstractmethod
     def cancel(self) -> None:
         """Make a waiting ``next()``, and every later one, raise `Cancelled` within about 0.1 s.

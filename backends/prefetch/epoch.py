@@ -85,6 +85,7 @@ class PrefetchedEpoch:
                 batch = None if isinstance(item, Failed) else self._transfer.receive(item)
             if isinstance(item, Failed):
                 raise item.error
+            source.handed_over()
             return batch
         finally:
             self._epoch.free_slot()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.utils.data
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from dataloaders.backend import Ahead, Cancelled, Specification
 from dataloaders.batches.tree import Batch
@@ -154,6 +154,9 @@ class WorkersEpoch(Ahead):
     def __init__(self, workers: AheadWorkers) -> None:
         self._workers = workers
         self._cancelled = workers.cancelled
+        # It warns of more batches than an iterable dataset announced, so the thread must not.
+        self._counter = _BatchCounter(workers)
+        workers._IterableDataset_len_called = None
         self._sampler: Iterator[Any] | None = None
         self.all_drawn = True
         self.base_seed = int(workers._base_seed)
@@ -205,6 +208,20 @@ class WorkersEpoch(Ahead):
         """Count batches in the workers' queues; see `dataloaders.measuring.queues.counts_of`."""
         return counts_of(self._workers)
 
+    def handed_over(self) -> None:
+        """Count the batch; see `Ahead`."""
+        next(self._counter)
+
     def cancel(self) -> None:
         """End the epoch; the workers stay."""
         self._cancelled.set()
+
+
+class _BatchCounter(_BaseDataLoaderIter):
+    """torch's count of batches, and its warning, without the batches."""
+
+    def __init__(self, workers: AheadWorkers) -> None:
+        self.__dict__.update(vars(workers))
+
+    def _next_data(self) -> None:  # type: ignore[override]
+        return None
