@@ -154,9 +154,10 @@ class WorkersEpoch(Ahead):
     def __init__(self, workers: AheadWorkers) -> None:
         self._workers = workers
         self._cancelled = workers.cancelled
-        # It warns of more batches than an iterable dataset announced, so the thread must not.
-        self._counter = _BatchCounter(workers)
-        workers._IterableDataset_len_called = None
+        self._counter: _BatchCounter | None = None
+        if workers._IterableDataset_len_called is not None:
+            self._counter = _BatchCounter(workers)
+            workers._IterableDataset_len_called = None  # so that the thread does not warn
         self._sampler: Iterator[Any] | None = None
         self.all_drawn = True
         self.base_seed = int(workers._base_seed)
@@ -209,8 +210,9 @@ class WorkersEpoch(Ahead):
         return counts_of(self._workers)
 
     def handed_over(self) -> None:
-        """Count the batch; see `Ahead`."""
-        next(self._counter)
+        """Warn of more batches than an iterable dataset announced, as torch does; see `Ahead`."""
+        if self._counter is not None:
+            next(self._counter)
 
     def cancel(self) -> None:
         """End the epoch; the workers stay."""
