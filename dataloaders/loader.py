@@ -246,10 +246,10 @@ class DataLoader(_TorchLoader[T_co]):
         return self._placed
 
     def _delivering(self, backend: Backend) -> Backend:
-        """Return ``backend``, within Prefetch if it delivers on the host and CUDA is wanted."""
+        """Return ``backend``, within Prefetch if a device with streams wants host batches."""
         if self.device is None or backend.delivers != "host":
             return backend
-        if torch.device(self.device).type != "cuda":
+        if torch.device(self.device).type not in ("cuda", "xpu"):
             return backend
         return registry.load("prefetch")(inner=backend)  # type: ignore[call-arg]
 

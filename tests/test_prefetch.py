@@ -385,8 +385,9 @@ def test_what_is_not_taken_ahead():
 
 
 def test_a_device_wraps_a_host_backend():
-    plan = DataLoader([1], backend=Stock(), device="cuda:0").explain()
-    assert (plan.backend, plan.delivers) == ("prefetch", "cuda:0")
+    for device in ("cuda:0", "xpu:1"):
+        plan = DataLoader([1], backend=Stock(), device=device).explain()
+        assert (plan.backend, plan.delivers) == ("prefetch", device)
     assert DataLoader([1], backend=Stock(), device="cpu").explain().backend == "stock"
 
 
