@@ -80,7 +80,7 @@ _OURS = {
         Entry(
             "synthetic",
             "backends.synthetic:Synthetic",
-            "batches like the real ones, made once on the device and reissued",
+            "copies of one real batch, made once on the device and reissued",
         ),
     )
 }
