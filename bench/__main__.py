@@ -21,8 +21,6 @@ def main(arguments: list[str] | None = None) -> int:
         print("bench --gpu: torch sees no CUDA device here; nothing was run")
         return 0
     cases = [case for case in discover() if case.gpu == options.gpu or every]
-    if options.gpu and not every:
-        return _all_on_gpu(cases, options)
     matches = str.__eq__ if options.alone else str.startswith
     for name in options.names:
         if not any(matches(case.name, name) for case in cases):
@@ -31,6 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
             return 2
     if options.names:
         cases = [case for case in cases if any(matches(case.name, one) for one in options.names)]
+    if options.gpu and not every:
+        target = options.json or RESULTS / "gpu.json"
+        return gpu.run(cases, target, options.budget, options.tiny)
     if options.list:
         for case in cases:
             print(f"{case.name}{' (gpu)' if case.gpu else ''}\n  {case.question}\n  {case.bar}")
@@ -62,19 +63,6 @@ def _parser() -> argparse.ArgumentParser:
     # One case with or without a GPU; the caller looks at its bar.
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     return parser
-
-
-def _all_on_gpu(cases: list[Case], options: argparse.Namespace) -> int:
-    jobs = [*gpu.jobs_of_tests(), *gpu.jobs_of_cases(cases, tiny=options.tiny)]
-    if options.names:
-        jobs = [job for job in jobs if job.name.startswith(tuple(options.names))]
-        if not jobs:
-            print(f"bench --gpu: no test file or case begins with {', '.join(options.names)}")
-            return 2
-    target = options.json or RESULTS / "gpu.json"
-    document = gpu.run_jobs(jobs, target, options.budget)
-    print(f"written: {target}, after {document['seconds_taken']:.0f} s")
-    return int(not all(job["status"].startswith("passed") for job in document["jobs"]))
 
 
 def _has_cuda() -> bool:
