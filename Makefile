@@ -41,8 +41,8 @@ TRIES := 1000
 fuzz: $(VENV)/.installed-dev
 	FUZZ_TRIES=$(TRIES) $(BIN)/python -m pytest tests/test_fuzz.py -m nightly --timeout 0
 
-# Small changes that tests should notice, hours for all of it: make mutants MODULES=dataloaders/samplers
-# ARGS="--sample 40", ARGS=--renew; ARGS=--broken takes versions broken by hand
+# Small changes that tests should notice: make mutants MODULES=dataloaders/samplers ARGS="--sample 40", or
+# ARGS=--renew; ARGS=--broken takes the versions broken by hand
 MODULES :=
 ARGS :=
 
@@ -60,15 +60,15 @@ coverage: $(VENV)/.installed-dev
 picture: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.picture docs/check.png
 
-# pytest -m gpu, then the bench cases for a GPU, 8 minutes at most: bench/results/gpu.json. Machines
-# with a GPU come with a torch of their own: this takes the python that is there.
+# pytest -m gpu, then the bench cases for a GPU, 8 minutes at most: bench/results/gpu.xml and gpu.json.
+# Machines with a GPU come with a torch of their own: this takes the python that is there.
 gpu:
 	$(PYTHON) -m bench --gpu
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# A stamp a purpose: the second call installs nothing unless what is asked for changed.
+# One stamp for each purpose: a second call installs nothing unless the requirements changed.
 $(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install $(HELD) -e '.[check,vision,h5]'
 	touch $@

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         cases = [case for case in cases if any(matches(case.name, one) for one in options.names)]
     if options.gpu and not every:
         target = options.json or RESULTS / "gpu.json"
-        return gpu.run(cases, target, options.budget, options.tiny)
+        return gpu.run(cases, target, options.budget, tiny=options.tiny, tests=not options.names)
     if options.list:
         for case in cases:
             print(f"{case.name}{' (gpu)' if case.gpu else ''}\n  {case.question}\n  {case.bar}")

@@ -1,10 +1,11 @@
-"""What every test module shares: the helpers on the path, and the marker for CUDA."""
+"""What all tests share: the helpers' path, the tiers, the order, and the `dataloaders` command."""
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
 import os
+import random
 import signal
 import sys
 from collections import defaultdict
@@ -24,20 +25,18 @@ from helpers import warm
 
 pytest.register_assert_rewrite("helpers.contract", "helpers.ends")  # whose messages then say why
 
-hypothesis.settings.register_profile(
-    "no deadline", deadline=None
-)  # how long is the machine's doing
+hypothesis.settings.register_profile("no deadline", deadline=None)  # the machine may be busy
 hypothesis.settings.load_profile("no deadline")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# What is sent to workers is pickled for "forkserver" as for "spawn", whose workers import torch for
-# seconds each: the contract of backends and a few others look at both, all else at the first.
+# "forkserver" pickles what workers get, as "spawn" does, but its workers need no seconds to import
+# torch. The contract of backends and a few tests use both; all others use the first.
 multiprocessing.set_forkserver_preload(["torch.utils.data"])
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip ``gpu`` tests where there is no CUDA device; leave most of a product to the night."""
+    """Skip ``gpu`` tests where there is no CUDA device, and mark most of a product nightly."""
     products: dict[object, list[pytest.Item]] = defaultdict(list)
     tables: dict[object, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -65,12 +64,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, case in enumerate(cases):
             if number not in kept:
                 case.add_marker(pytest.mark.nightly)
+    if order := os.environ.get("TEST_ORDER"):
+        _shuffle(items, order)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False here")
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+def _shuffle(items: list[pytest.Item], seed: str) -> None:
+    """Order the files, and the tests in each, by this seed."""
+    keys = {item: random.Random(f"{seed}{item.nodeid}").random() for item in items}
+    files = {item.path: random.Random(f"{seed}{item.path.name}").random() for item in items}
+    items.sort(key=lambda item: (files[item.path], keys[item]))
 
 
 def covering(cases: Sequence[Mapping[str, int]], strength: int) -> set[int]:
@@ -90,18 +98,18 @@ def covering(cases: Sequence[Mapping[str, int]], strength: int) -> set[int]:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collector off what was imported: it would copy that in each worker that it runs in.
+    """Keep the garbage collector off what was imported.
 
-    And a test that calls it would wait for a million objects.
+    It would copy a million objects in each forked worker in which it runs.
     """
     gc.collect()
     gc.freeze()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        warm.begin()  # so that no test is as long as that takes
+        warm.begin()  # it takes seconds, which are no test's
 
 
 def pytest_unconfigure() -> None:
-    """Let the interpreter take down what it was kept off."""
+    """Let the collector free what was imported."""
     gc.unfreeze()
 
 
@@ -109,7 +117,7 @@ def pytest_unconfigure() -> None:
 def workers_end_fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Shorten the time that torch gives a worker to end before it terminates it.
 
-    A worker that raised does not hear the request to end, and torch waits five seconds for it.
+    A worker that raised ignores the request to end, and torch waits five seconds for it.
     """
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
     yield
@@ -120,9 +128,9 @@ def workers_end_fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def command(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., SimpleNamespace]:
-    """Run `dataloaders` with these words here, in a folder of its own; return what it ends with.
+    """Return a function that runs `dataloaders` in this process, in a folder of its own.
 
-    What a script replaces is put back.
+    It returns the exit status and the output, and restores what a script has replaced.
     """
     from dataloaders.cli import main
 
