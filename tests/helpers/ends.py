@@ -1,10 +1,10 @@
-"""Ways in which a script ends while its iterators live, each tried in an interpreter that ends.
+"""Scripts that end in various ways while their iterators live.
 
     test ──> an interpreter ──fork──> one child for each way, which begins and then ends
                             <──────── its exit status, its output, which workers are left
 
 A child is forked before it has made anything, and ends as any interpreter does: exit handlers run,
-and modules are cleared. All ways are tried at once.
+and modules are cleared. All ways run at once.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ kept = begin()
 os.killpg(0, signal.SIGINT)  # as a terminal does: to the whole group
 time.sleep(100)
 """,
+    "SIGTERM": """
+kept = begin()
+os.kill(os.getpid(), signal.SIGTERM)  # as a batch system does, to the main process
+time.sleep(100)
+""",
     "killed workers": """
 kept = begin()
 for worker in multiprocessing.active_children():
@@ -65,7 +70,7 @@ for (*_, workers), iterator in zip(WANTED, kept[1]):
     if workers:
         try:
             list(iterator)
-        except (RuntimeError, OSError):  # OSError: what it had sent cannot be fetched any more
+        except (RuntimeError, OSError, EOFError):  # the last two: what it had sent is gone
             print("died")
 """,
     "forked child": """
@@ -79,7 +84,7 @@ assert len(list(kept[1][0])) == len(kept[0][0]) - 1
 }
 EVERYDAY = ("module level", "Ctrl-C", "killed workers")
 
-_STATUS = {"sys.exit in the loop": 3, "error in the loop": 1, "Ctrl-C": -2}
+_STATUS = {"sys.exit in the loop": 3, "error in the loop": 1, "Ctrl-C": -2, "SIGTERM": -15}
 _LAST_LINE = {"error in the loop": "ValueError: the step failed", "Ctrl-C": "KeyboardInterrupt"}
 
 _SCRIPT = f"""
