@@ -36,8 +36,7 @@ from helpers.recorded import equal, path
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
-from backends.dali import Dali
-from backends.dali.numbers import numbers_of
+from backends.dali import Dali, explain, numbers
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 FLOATS = v1.ToTensor(), v1.Normalize(MEAN, STD)
@@ -232,7 +231,7 @@ def test_the_plan_names_each_call_and_where_it_runs():
 
 
 def test_the_plan_for_a_gpu_says_what_the_cpu_makes(monkeypatch):
-    monkeypatch.setattr("backends.dali.explain.device_of", lambda name: torch.device("cuda:0"))
+    monkeypatch.setattr(explain, "device_of", lambda name: torch.device("cuda:0"))
     first = v1.RandomResizedCrop(16), v1.ColorJitter(0.5)
     turned = v1.RandomRotation((30, 30), v1.InterpolationMode.BILINEAR)
     gpu, here = "cuda:0", "2 threads"
@@ -443,9 +442,9 @@ def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain):
 def test_a_gpu_has_at_most_8_threads(tmp_path, monkeypatch):
     """Each holds memory of the device for each graph."""
     loader = DataLoader([torch.zeros(3)], backend="dali")
-    monkeypatch.setattr("backends.dali.numbers.usable_cores", lambda: 96)
-    assert numbers_of(Dali(), loader) == (32, 3, True)
-    assert numbers_of(Dali(threads=2, depth=4), loader) == (2, 4, False)
-    monkeypatch.setattr("backends.dali.numbers.device_of", lambda name: torch.device("cuda:0"))
-    assert numbers_of(Dali(), loader) == (8, 4, True)
-    assert numbers_of(Dali(threads=16), loader).threads == 16  # as the user says
+    monkeypatch.setattr(numbers, "usable_cores", lambda: 96)
+    assert numbers.numbers_of(Dali(), loader) == (32, 3, True)
+    assert numbers.numbers_of(Dali(threads=2, depth=4), loader) == (2, 4, False)
+    monkeypatch.setattr(numbers, "device_of", lambda name: torch.device("cuda:0"))
+    assert numbers.numbers_of(Dali(), loader) == (8, 4, True)
+    assert numbers.numbers_of(Dali(threads=16), loader).threads == 16  # as the user says
