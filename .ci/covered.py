@@ -83,7 +83,7 @@ def _rooms(files: dict[str, dict[str, dict[str, int]]]) -> dict[str, float]:
         top, *inner, last = Path(name).parts
         room = f"{top}/{inner[0]}" if inner else top if top == "dataloaders" else f"{top}/{last}"
         summary = figures["summary"]
-        # Without a word of branches where nothing at all ran.
+        # A file of which nothing ran has no figures for branches.
         ran[room] += summary["covered_lines"] + summary.get("covered_branches", 0)
         all_[room] += summary["num_statements"] + summary.get("num_branches", 0)
     return {room: 100 * ran[room] / all_[room] for room in sorted(all_) if all_[room]}

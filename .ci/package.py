@@ -1,9 +1,9 @@
-"""Build the sdist and the wheel, and use the wheel as who installs it does: ``make package``.
+"""Build the sdist and the wheel, and use the wheel as a user does: ``make package``.
 
     tracked files ──build──> sdist ──build──> wheel ──pip──> an environment of torch and numpy
                              what is in them?                --help, backends, a training, mypy
 
-Nothing is downloaded: the environment's other packages are links into the one that runs this.
+Nothing is downloaded: the environment's other packages are links into this interpreter's.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ REVEALED = ("-> dataloaders.plan.Plan", "-> backends.synthetic.Synthetic")
 
 
 def main() -> None:
-    """Build, look and use; any failure ends it with a traceback."""
+    """Build, check and use; any failure ends it with a traceback."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         tracked = copied(scratch / "source")
         build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(scratch / "dist")]
-        told(build, scratch / "source")
+        output_of(build, scratch / "source")
         ours = {name for name in tracked if name.startswith(OURS)}
         check_sdist(next((scratch / "dist").glob("*.tar.gz")), ours)
         wheel = next((scratch / "dist").glob("*.whl"))
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def copied(source: Path) -> list[str]:
-    """Copy what git tracks: a forgotten file is missed, and the checkout stays as it is."""
+    """Copy what git tracks, so that a forgotten file is noticed; return the names."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -82,7 +82,7 @@ def copied(source: Path) -> list[str]:
 
 
 def check_sdist(path: Path, ours: set[str]) -> None:
-    """It has all of our packages, and neither tests nor bench."""
+    """Check that the sdist has all of our packages, and neither tests nor bench."""
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert ours | {"pyproject.toml", "README.md", "LICENSE"} <= names, ours - names
@@ -91,7 +91,7 @@ def check_sdist(path: Path, ours: set[str]) -> None:
 
 
 def check_wheel(path: Path, ours: set[str]) -> None:
-    """It has our packages, with py.typed, the licence, and nothing else."""
+    """Check that the wheel has our packages, py.typed, the licence, and nothing else."""
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
     about = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
@@ -107,16 +107,16 @@ def use(python: Path, scratch: Path) -> None:
     (empty / "train.py").write_text(TRAINING)
     (empty / "typed.py").write_text(TYPED)
     command = str(python.with_name("dataloaders"))
-    assert "dataloaders check train.py" in told([command, "--help"], empty)
-    assert "prefetch" in told([command, "backends"], empty)
-    assert told([str(python), "-W", "error", "train.py"], empty) == "trained\n"
+    assert "dataloaders check train.py" in output_of([command, "--help"], empty)
+    assert "prefetch" in output_of([command, "backends"], empty)
+    assert output_of([str(python), "-W", "error", "train.py"], empty) == "trained\n"
     mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python)]
-    revealed = told([*mypy, "--cache-dir", str(scratch / "mypy"), "typed.py"], empty)
+    revealed = output_of([*mypy, "--cache-dir", str(scratch / "mypy"), "typed.py"], empty)
     assert all(one in revealed for one in REVEALED), revealed
 
 
-def told(command: list[str], folder: Path) -> str:
-    """What the command prints; it must end well, and sees nothing of the checkout."""
+def output_of(command: list[str], folder: Path) -> str:
+    """Return what the command prints; it must succeed, and sees nothing of the checkout."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     done = subprocess.run(
         command, cwd=folder, env=kept, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

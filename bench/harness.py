@@ -1,4 +1,4 @@
-"""What all benches share: cases, interleaved timing, tables and saved results.
+"""Cases, interleaved timing, tables and saved results: what all benches share.
 
 A bench is a module in this folder with a list ``CASES``. To add one, ``bench/my_bench.py``::
 
@@ -211,7 +211,7 @@ def cpu_of(timings: Mapping[str, Timings]) -> dict[str, tuple[float, ...]]:
 
 
 def exhaust(batches: Iterable[Any]) -> None:
-    """Iterate to the end; as in training, a batch is held while the next one is made."""
+    """Iterate to the end, holding each batch while the next one is made, as training does."""
     for _batch in batches:
         pass
 
@@ -341,7 +341,7 @@ def save(case: Case, result: Result, seconds: float, folder: Path = RESULTS) -> 
 
 
 def with_table(shown: str, name: str, kept: str) -> str:
-    """Return the page ``shown`` with the table of ``kept`` where it says so, in its columns.
+    """Return the page ``shown`` with the columns it has filled from ``kept``.
 
     ``<!-- bench/results/NAME.md -->``, then a table, then ``<!-- end -->``.
     """
@@ -371,7 +371,7 @@ def _command(case: Case) -> str:
 
 
 def _children_cpu_seconds() -> float:
-    """CPU seconds of all children so far: of those that ended and of those alive."""
+    """Return the CPU seconds of all children so far, ended and alive."""
     import psutil
 
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)

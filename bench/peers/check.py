@@ -1,4 +1,4 @@
-"""Whether batches are what was asked for, to the pixel: a way that does less is not timed."""
+"""Check batches to the pixel: a way that does less work is not timed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WrongBatches(Exception):
 
 
 def check(name: str, job: Job, batches: Iterable[Any], *, kept: bool = True) -> None:
-    """Compare all batches of an epoch of the way ``name`` with ``job``.
+    """Compare all batches of an epoch of the way ``name`` with what ``job`` asks for.
 
     With ``kept``, look at them only when the epoch has ended.
 

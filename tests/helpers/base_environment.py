@@ -53,7 +53,7 @@ def make(folder: Path, *extras: str, wheel: Path | None = None) -> Path:
 
 
 def _distributions(ours: Distribution, extras: tuple[str, ...]) -> list[Distribution]:
-    """Those that pip would install beside ours."""
+    """Return the distributions that pip would install beside ours."""
     found: dict[tuple[str, frozenset[str]], Distribution] = {}
     wanted = [(_OURS, frozenset(extras))]
     while wanted:

@@ -1,4 +1,4 @@
-"""Caches for tests: samples of all kinds, chunks of any size."""
+"""Build caches of given samples; strategies that draw samples of every kind."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ TORCH_DTYPES = (
 
 
 def build(path: Path, samples: Sequence[Any], **said: Any) -> Any:
-    """A cache of these samples at ``path``; what it says of itself as `About` has it."""
+    """Build a cache of these samples and return its index; ``said`` goes to `About`."""
     return build_of_cells(path, [split(sample) for sample in samples], **said)
 
 
 def build_of_cells(path: Path, samples: Sequence[tuple[Any, Any]], **said: Any) -> Any:
-    """A cache of samples that are structures and cells already; its index."""
+    """Build a cache of samples given as structures and cells; return its index."""
     said.setdefault("samples", len(samples) + len(said.get("failed", ())))
     rows = Gathered()
     for number, (structure, cells) in enumerate(samples):
@@ -45,14 +45,14 @@ def build_of_cells(path: Path, samples: Sequence[tuple[Any, Any]], **said: Any) 
 
 
 def build_of_bytes(path: Path, kind: str, data: bytes, rows: int = 2) -> CachedDataset:
-    """A cache whose rows are these bytes, said to be of a kind, and sound in everything else."""
+    """Return a cache, sound otherwise, whose rows are these bytes and claim to be of ``kind``."""
     cell = Cell(kind, np.frombuffer(data, np.uint8))
     build_of_cells(path, [(0, [cell])] * rows)
     return CachedDataset(path)
 
 
 def smooth(number: int, height: int = 24, width: int = 30, mode: str = "RGB") -> Any:
-    """A picture with gradients, as photos have."""
+    """Return a picture with gradients, as photos have."""
     y, x = np.mgrid[:height, :width]
     planes = [np.sin(x / (9 + number)) * 80 + 120, np.cos(y / 7) * 70 + 110, (x + y) * 3 + number]
     planes.append(x * 7 + number)
@@ -63,7 +63,7 @@ def smooth(number: int, height: int = 24, width: int = 30, mode: str = "RGB") ->
 
 
 def seeded(dataset: Any, index: int) -> Any:
-    """A sample, with the process-wide generators seeded for it."""
+    """Return a sample, drawn with the process-wide generators seeded for it."""
     torch.manual_seed(index + 100)
     random.seed(index)
     np.random.seed(index)
@@ -71,19 +71,22 @@ def seeded(dataset: Any, index: int) -> Any:
 
 
 def assert_all_equal(cached: Any, dataset: Any) -> None:
-    """Samples are the dataset's, to the bit, though what stays live draws."""
+    """Assert that all samples are the dataset's, to the bit, for the same seeds."""
     assert len(cached) == len(dataset)
     for index in range(len(dataset)):
         assert_same(seeded(cached, index), seeded(dataset, index), strides=False)
 
 
 def kinds(cached: CachedDataset) -> dict[str, list[str]]:
-    """By column, the kinds of its cells."""
+    """Return the kinds of the cells of each column."""
     return {column.name: [kind for kind, _ in column.variants] for column in cached.columns}
 
 
 def spoil(path: Path, offset: int, data: bytes | None = None, whole: bytes = b"") -> None:
-    """Other bytes at a place of a file, or of ``whole``: a bit flipped, if it is not said which."""
+    """Write ``data`` at an offset of the file, by default the byte there with one bit flipped.
+
+    ``whole`` is written to the file first.
+    """
     if whole:
         path.write_bytes(whole)
     with path.open("r+b") as file:
@@ -94,7 +97,7 @@ def spoil(path: Path, offset: int, data: bytes | None = None, whole: bytes = b""
 
 
 def mixed(rows: int) -> list[Any]:
-    """Samples with every sort of column: fixed, variable, with shapes, with None, of images."""
+    """Return samples with every kind of column: fixed, ragged, with shapes, None, images."""
     random = np.random.default_rng(rows)
     return [
         {
@@ -159,7 +162,7 @@ def images(draw: st.DrawFn) -> Image.Image:
 
 @st.composite
 def palettes(draw: st.DrawFn, transparent: st.SearchStrategy[Any] | None = None) -> Image.Image:
-    """Images of mode P, with any palette and transparency that a PNG file may give."""
+    """Draw images of mode P, with any palette and transparency that a PNG file can have."""
     size = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
     pixels = draw(st.binary(min_size=size[0] * size[1], max_size=size[0] * size[1]))
     mode, count = draw(st.sampled_from(["RGB", "RGBA"])), draw(st.integers(0, 256))
@@ -216,7 +219,7 @@ SAMPLES = st.recursive(
 
 @st.composite
 def datasets(draw: st.DrawFn) -> list[Any]:
-    """Samples that may stand in one cache: as the first, with other values, shapes, and None."""
+    """Draw samples that one cache can hold: like the first, with other values, shapes, None."""
     first = draw(SAMPLES)
     return [first, *(_like(first, draw) for _ in range(draw(st.integers(0, 4))))]
 

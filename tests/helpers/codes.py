@@ -1,4 +1,4 @@
-"""Codes of datasets as people write them, by name: docs/dali.md says what is recorded of each."""
+"""The table of transforms and dataset code as users write it, by name (see docs/dali.md)."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ STACKED = [name for name, (_, how) in CODES.items() if how == "all" and name not
 
 
 class Codes(Dataset[Any]):
-    """What each of these codes makes, side by side."""
+    """A dataset whose sample holds what each of these codes makes."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = list(names)

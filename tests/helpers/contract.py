@@ -8,9 +8,8 @@
         def backend(self) -> Backend:
             return Mine()
 
-A dataset that a backend serves is named, so that one that it begins to refuse fails its tests, and
-one that it begins to serve does too. `EpochContract` is what a backend keeps whose samples are not
-the dataset's own.
+The served datasets are named, so that the tests fail when a backend begins to refuse one, or to
+serve another. `EpochContract` is for a backend whose samples are not the dataset's own.
 """
 
 from __future__ import annotations
@@ -66,19 +65,18 @@ in_both_processes = pytest.mark.parametrize("workers", [{}, {"num_workers": 1}],
 
 
 class EpochContract:
-    """Epochs, endings and plans: what holds whichever samples the batches are of.
+    """Epochs, endings and plans: what holds whatever the samples are.
 
     Attributes:
         served: names of the datasets that it serves.
         refuses: a pattern for what it says of every other one.
-        everyday: those that the default tests look at, of the ones served; the nightly ones look
-            at all.
+        everyday: the datasets of the default tests; nightly tests use all that are served.
         usual: the dataset of tests that need just one.
         options: what every loader of these tests is given.
         starts_workers: whether ``num_workers`` processes make the batches of the usual one.
         alive: loaders that live when their script ends, each by its dataset and its options.
-        ends: how it ends in the default tests; the nightly ones look at every way.
-        by_day: names of the tests that are not all nightly; None: all.
+        ends: how it ends in the default tests; nightly tests try every way.
+        by_day: names of the tests that run by default; None: all.
     """
 
     by_day: ClassVar[tuple[str, ...] | None] = None
@@ -97,7 +95,7 @@ class EpochContract:
         raise NotImplementedError("a subclass gives the backend under test")
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One test for each dataset that is served; those that are not for every day nightly."""
+        """Make one test for each served dataset, nightly if it is not an everyday one."""
         if "all_ends" in metafunc.fixturenames:
             nightly = pytest.param(True, marks=pytest.mark.nightly, id="every")
             by_day = [pytest.param(False, id="everyday")] if self.ends else []
@@ -111,11 +109,11 @@ class EpochContract:
                 metafunc.parametrize(name, cases)
 
     def arguments(self) -> dict[str, Any]:
-        """The usual dataset, in order, and the other arguments of a loader."""
+        """Return the usual dataset, in order, and the other arguments of a loader."""
         return {**BY_NAME[self.usual].make(), "shuffle": False}
 
     def loader(self, backend: Backend, **arguments: Any) -> DataLoader[Any]:
-        """A loader on the backend under test, which serves it."""
+        """Return a loader on the backend under test, which serves it."""
         loader: DataLoader[Any] = DataLoader(backend=backend, **{**self.options, **arguments})
         assert loader.explain().obstacle is None
         return loader
@@ -322,7 +320,7 @@ class EpochContract:
 
 
 class BackendContract(EpochContract):
-    """What a backend keeps that gives the dataset's own samples: torch's batches, to the bit.
+    """For a backend that gives the dataset's own samples: torch's batches, to the bit.
 
     Attributes:
         same_random_streams: whether global generators are left exactly as torch's loader leaves
@@ -334,13 +332,13 @@ class BackendContract(EpochContract):
     fails_in: ClassVar[tuple[str, ...]] = ("dataset", "collate", "sampler", "stream")
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Likewise; and one test for each place in which it may fail."""
+        """Do likewise, and make one test for each place in which a loader may fail."""
         super().pytest_generate_tests(metafunc)
         if "place" in metafunc.fixturenames:
             metafunc.parametrize("place", self.fails_in)
 
     def fails(self, place: str) -> dict[str, Any]:
-        """Arguments of a loader that fails in ``place``."""
+        """Return the arguments of a loader that fails in ``place``."""
         return {
             "dataset": {"dataset": MapDataset(fails_at_five), "batch_size": 2},
             "collate": {**self.arguments(), "collate_fn": cannot_collate},
@@ -453,12 +451,12 @@ def tensors(batch: Any) -> list[torch.Tensor]:
 
 @functools.cache
 def torchs(case: Case, epochs: int, **options: Any) -> Epochs:
-    """What torch's loader gives, the same for each backend; none of it in workers' memory."""
+    """Return what torch's loader gives, for all backends; none of it in workers' memory."""
     return copy.deepcopy(run_epochs(torch.utils.data.DataLoader(**case.make(), **options), epochs))
 
 
 class Unloadable(Exception):
-    """An error of the user's own, with a message that torch can put its trace before."""
+    """A user's own error, to whose message torch can add its trace."""
 
 
 class StepFailed(Exception):
@@ -522,7 +520,7 @@ def fails_at_five(index: int) -> int:
 
 
 def batches_before_error(loader: Any) -> tuple[int, str]:
-    """How many batches came before the error, and its message: a worker's ends in that."""
+    """Return how many batches came before the error, and the last line of its message."""
     batches = iter(loader)
     for seen in itertools.count():
         try:

@@ -1,4 +1,4 @@
-"""A CUDA device that is played on the CPU, as unkind as the real one may be.
+"""A CUDA device simulated on the CPU, which reorders all that a real one may reorder.
 
 Work queued on a stream runs later, stream by stream in an order that a seed decides and that only
 events restrict; copies read and write their memory when they run. Freed memory is handed out again
@@ -27,7 +27,7 @@ POISON = 0xA5
 
 @dataclass(frozen=True)
 class PlayedPrefetch(Prefetch):
-    """Prefetch to a played device, for loaders of tests."""
+    """Prefetch to a simulated device."""
 
     cuda: Any = field(default_factory=lambda: FakeCuda(0))
 

@@ -1,4 +1,4 @@
-"""Caches that somebody spoils: an index changed and sealed again, and reading to the last row."""
+"""Hostile caches: change an index and seal it again; read all that a damaged file has."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_ROWS = 22
 
 
 def seal(text: bytes, block: int, version: int = 4) -> bytes:
-    """The user block with this text in it, its digest right."""
+    """Return the user block with this text and the right digest."""
     start = struct.pack("<12sIQQ", b"\x89DLCACHE\r\n\x1a\n", version, len(text), block)
     digest = blake2b(start + text, digest_size=16).digest()
     return ((start + digest).ljust(HEADER, b"\0") + text).ljust(block, b"\0")
@@ -40,22 +40,22 @@ class Whole:
         self.fields: Any = json.loads(self.text)
 
     def block_of(self, text: bytes) -> int:
-        """Bytes of the user block with another text."""
+        """Return the size of the user block with another text."""
         return max(self.block, 1 << (HEADER + len(text) - 1).bit_length())
 
     def with_text(self, text: bytes) -> bytes:
-        """The file with another index, its digest right."""
+        """Return the file with another index and the right digest."""
         return seal(text, self.block_of(text)) + self.body
 
     def with_fields(self, fields: Any) -> bytes:
-        """The file with another index; its length in there is right if it was."""
+        """Return the file with another index, in which its length is right if it was."""
         made = self.with_text(encoded(fields))
         if isinstance(fields, dict) and fields.get("file_bytes") == len(self.data) != len(made):
             return self.with_text(encoded({**fields, "file_bytes": len(made)}))
         return made
 
     def changed(self, values: dict[str, Any]) -> bytes:
-        """The file in whose index the value at each "columns.0.dtype" is another one."""
+        """Return the file with other values in its index, each at a path "columns.0.dtype"."""
         fields = copy.deepcopy(self.fields)
         for way, value in values.items():
             *keys, last = (int(key) if key.isdigit() else key for key in way.split("."))
@@ -67,12 +67,12 @@ class Whole:
 
 
 def encoded(fields: Any) -> bytes:
-    """The text of an index."""
+    """Return the text of an index."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 
 def say_less(path: Path) -> None:
-    """Have a file say nothing of the size of rows and images, nor of classes."""
+    """Remove the sizes of rows and images, and the classes, from a file's index."""
     whole = Whole(path.read_bytes())
     for column in whole.fields["columns"]:
         column.update(most_values=None, most_pixels=None)
@@ -82,7 +82,7 @@ def say_less(path: Path) -> None:
 def said_of(
     path: Path, data: bytes, rows: Sequence[int] | None = None, most: int = 30 << 20
 ) -> set[str]:
-    """Everything in ``data`` is read and verified in so many bytes of memory: what errors say."""
+    """Read and verify everything in ``data`` in at most ``most`` bytes; return the messages."""
     path.write_bytes(data)
     tracemalloc.start()
     try:
@@ -98,7 +98,7 @@ def said_of(
 
 
 def _errors(path: Path, rows: Sequence[int] | None) -> Iterator[str]:
-    """The messages of all errors while rows, the first ones by default, are read in every way."""
+    """Yield the messages of all errors while rows (by default the first) are read in every way."""
     try:
         cached = CachedDataset(path)
     except CacheError as error:

@@ -1,4 +1,4 @@
-"""Tensors that say they are on a CUDA device, and are computed on the CPU: `Played(tensor)`."""
+"""Tensors that claim to be on a CUDA device and are computed on the CPU: `Played(tensor)`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A process that lacks what Windows or macOS lack, as far as Linux can play them.
+"""Take from this process what Windows or macOS lack, as far as Linux can simulate that.
 
-Imported first by a program, and again by its spawned workers. torch, psutil and parts of Python are
-imported before, since they choose their own code by platform: they stay as they are on Linux. So
-are the files and torch's ways to start workers and to share memory.
+A program imports this first, and so do its spawned workers. torch, psutil and parts of Python are
+imported before, because they choose their code by platform: they stay as on Linux, and so do files
+and torch's ways to start workers and to share memory.
 """
 
 from __future__ import annotations

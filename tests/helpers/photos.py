@@ -27,7 +27,7 @@ Transform = Callable[[Any], Any] | None
 
 
 def write_folder(root: Path, images: int = SIZE, format: str = "JPEG") -> Path:
-    """Classes of JPEG files, as ImageFolder reads them."""
+    """Write classes of image files, as ImageFolder reads them."""
     for number in range(images):
         place = root / f"class{number % 3}"
         place.mkdir(parents=True, exist_ok=True)
@@ -43,12 +43,12 @@ def _shared() -> Path:
 
 
 def folder(transform: Transform = None, target_transform: Transform = None) -> datasets.ImageFolder:
-    """An ImageFolder of `SIZE` JPEG files, the same files in all of this process."""
+    """Return an ImageFolder of `SIZE` JPEG files, the same in all of this process."""
     return datasets.ImageFolder(_shared(), transform, target_transform)
 
 
 class Files(Dataset[Any]):
-    """A dataset of somebody's own, with samples that are dicts."""
+    """A user's own dataset of files, whose samples are dicts."""
 
     def __init__(self, transform: Transform = None) -> None:
         self.paths = sorted(_shared().rglob("*.jpeg"))
@@ -67,7 +67,7 @@ class Files(Dataset[Any]):
 
 
 class Digits(datasets.MNIST):
-    """torchvision's MNIST, of noise that is in memory from the start."""
+    """torchvision's MNIST, of noise in memory."""
 
     def __init__(self, transform: Transform = None, target_transform: Transform = None) -> None:
         self.data = torch.randint(
@@ -79,7 +79,7 @@ class Digits(datasets.MNIST):
 
 
 class Opened(Dataset[Any]):
-    """A dataset of somebody's own, which decodes by code of its own and calls its transform."""
+    """A user's own dataset, which decodes by its own code and calls its transform."""
 
     def __init__(self, transform: Transform = None) -> None:
         self.transform = transform
@@ -96,7 +96,7 @@ class Opened(Dataset[Any]):
 
 
 def photo(path: Path, seed: int, channels: int = 3) -> None:
-    """A JPEG or what the suffix says, of a size that depends on ``seed``."""
+    """Write an image in the format of the suffix, of a size that depends on ``seed``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     noise(9 + seed % 5, 12 + seed % 3, channels, seed).save(path)
 

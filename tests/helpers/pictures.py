@@ -11,13 +11,13 @@ from PIL import Image
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> Image.Image:
-    """A PIL image of independent values: mode L, LA, RGB or RGBA."""
+    """Return a PIL image of independent values: mode L, LA, RGB or RGBA."""
     values = np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
     return Image.fromarray(values[..., 0] if channels == 1 else values)
 
 
 def smooth(number: int, height: int | None = None, width: int | None = None) -> Image.Image:
-    """A smooth picture of RGB, another one for each number."""
+    """Return a smooth RGB picture, a different one for each number."""
     random = np.random.default_rng(number)
     height = height or 20 + 7 * (number % 5)
     width = width or 24 + 5 * (number % 4)
@@ -26,21 +26,21 @@ def smooth(number: int, height: int | None = None, width: int | None = None) -> 
 
 
 def saved(image: Image.Image, format: str = "JPEG", **options: Any) -> bytes:
-    """The content of a file of ``image``."""
+    """Return the bytes of a file of ``image``."""
     file = io.BytesIO()
     image.save(file, format, **options)
     return file.getvalue()
 
 
 def exif(orientation: int = 6, thumbnail: bytes = b"") -> bytes:
-    """An EXIF segment's content, followed by a JPEG thumbnail."""
+    """Return the content of an EXIF segment, followed by a JPEG thumbnail."""
     tags = Image.Exif()
     tags[0x0112] = orientation
     return tags.tobytes() + thumbnail
 
 
 def frame_at(data: bytes) -> int:
-    """The offset of the frame header in a JPEG file: of its FF."""
+    """Return the offset of the frame header in a JPEG file: of its FF."""
     place = 2
     while data[place + 1] not in (0xC0, 0xC1, 0xC2):
         place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
@@ -48,7 +48,7 @@ def frame_at(data: bytes) -> int:
 
 
 def resampled(data: bytes, *factors: int) -> bytes:
-    """A JPEG file whose header gives its components these sampling factors."""
+    """Return a JPEG file whose header gives its components these sampling factors."""
     changed, place = bytearray(data), frame_at(data)
     for number, factor in enumerate(factors):
         changed[place + 11 + 3 * number] = factor
@@ -56,7 +56,7 @@ def resampled(data: bytes, *factors: int) -> bytes:
 
 
 def with_segment(data: bytes, marker: int, content: bytes) -> bytes:
-    """A JPEG file with one more segment after its first two bytes."""
+    """Return a JPEG file with one more segment after its first two bytes."""
     return data[:2] + struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content + data[2:]
 
 
@@ -70,7 +70,7 @@ def without_jfif(data: bytes) -> bytes:
 
 
 def image_files() -> dict[str, bytes]:
-    """JPEG files of many writers, and some files of each other format."""
+    """Return JPEG files of many writers, and some files of each other format."""
     colour, grey, clear = noise(21, 34), noise(21, 34, 1), noise(21, 34, 4)
     jpeg, square = saved(colour, subsampling=0), saved(noise(32, 32), subsampling=1)
     inks = noise(21, 34, 4, 1)

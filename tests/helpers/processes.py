@@ -1,4 +1,4 @@
-"""Scripts run as a user runs them: a file, a fresh interpreter, a real exit status."""
+"""Run scripts as a user runs them, wait for processes, and find what they leave behind."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ def run_script(
 
     Args:
         folder: the script's.
-        source: of the script; warnings are errors in it.
+        source: its text; warnings are errors in it.
         env: variables besides ours.
         timeout: in seconds.
-        fresh: in an interpreter that has imported nothing, and is taken down in the end: see
-            `warm`.
-        taken_down: in a warm one that is taken down in the end.
-        python: the interpreter of a fresh one; see `base_environment` for another than ours.
+        fresh: whether it runs in a new interpreter, not in a fork of the one of `warm`.
+        taken_down: whether the fork clears its modules in the end, as an interpreter does.
+        python: the new interpreter; see `base_environment` for another than ours.
     """
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
@@ -75,7 +74,7 @@ def start_script(folder: Path, source: str) -> subprocess.Popen[str]:
 
 
 def wait_until_gone(pids: list[int], timeout: float = 10) -> list[int]:
-    """Wait for the end of each process; those still there after ``timeout`` seconds."""
+    """Wait for each process to end; return those still there after ``timeout`` seconds."""
     processes = []
     for pid in pids:
         try:
@@ -87,7 +86,7 @@ def wait_until_gone(pids: list[int], timeout: float = 10) -> list[int]:
 
 
 def children() -> set[int]:
-    """Child processes of this one, without multiprocessing's long-lived helpers."""
+    """Return this process's children, without multiprocessing's long-lived helpers."""
     found = set()
     for child in psutil.Process().children(recursive=True):
         try:
@@ -114,7 +113,7 @@ def is_true_in_a_fork(action: Callable[[], bool]) -> bool:
 
 @dataclass(frozen=True)
 class Held:
-    """What this process holds at one moment.
+    """What this process held at one moment.
 
     Attributes:
         processes: its children.
@@ -130,16 +129,16 @@ class Held:
 
     @classmethod
     def now(cls) -> Held:
-        """Look at it, once what is garbage is gone."""
+        """Collect garbage, then look."""
         files = open_files()
         threads = frozenset(thread.ident for thread in threading.enumerate())
         shared = frozenset(path.name for path in Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
         return cls(frozenset(children()), threads, files, shared)
 
     def left_behind(self, timeout: float = 10) -> list[str]:
-        """Return what there is more than at that moment, once it has had time to end.
+        """Return the threads and processes that are new since then, after time to end.
 
-        Finds nothing through the garbage collector if that is off.
+        Does not call the garbage collector.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -152,7 +151,7 @@ class Held:
 
 
 def open_files() -> int:
-    """File handles of this process, once the threads of queues that were closed have ended.
+    """Return how many files are open, once the threads of closed queues have ended.
 
     A queue that multiprocessing closes is fed to its end by a thread, which holds its pipe until
     then; the queue of a live loader keeps its thread, which is not waited for.

@@ -1,4 +1,4 @@
-"""Codes of datasets, run as they are and on stand-ins, and compared to the bit."""
+"""Run the code of datasets as it is and on stand-ins, and compare to the bit."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def as_recorded(dataset: Any, upto: str = "files") -> tuple[list[Any], int]:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two samples are the same, classes and ``info`` of images too."""
+    """Return whether two samples are the same, with the classes and ``info`` of images."""
     return same(_told(one), _told(other))
 
 

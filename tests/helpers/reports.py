@@ -1,4 +1,4 @@
-"""A report with everything in it, and names that want escaping."""
+"""A report with everything in it, and names that need escaping."""
 
 from dataloaders.bottleneck import Interval, Report, Step
 from dataloaders.bottleneck.preparation import Call

@@ -37,7 +37,7 @@ _AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "CUDA_", "
 
 
 def begin() -> None:
-    """Start what takes seconds to start, without a wait for it."""
+    """Start the server, which takes seconds, without waiting for it."""
     _server(os.getpid())
 
 
@@ -49,7 +49,7 @@ def run(
     timeout: float = 60,
     taken_down: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """What ``python *arguments`` gives: as `subprocess.run`, with its output as text.
+    """Return what ``python *arguments`` gives, as `subprocess.run` does, with text output.
 
     Args:
         arguments: ``-W`` with its value any number of times, then a script, ``-c`` or ``-m``, then
@@ -60,7 +60,7 @@ def run(
         taken_down: whether modules are cleared in the end.
 
     Raises:
-        subprocess.TimeoutExpired: it was.
+        subprocess.TimeoutExpired: it was killed.
     """
     words = [str(word) for word in arguments]
     given = dict(os.environ if env is None else env)
@@ -85,7 +85,7 @@ def run(
 
 @functools.cache
 def _server(pid: int) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    """Start the server of the test process ``pid``; the variables that it has started with."""
+    """Start the server of the test process ``pid``; return it and the variables it began with."""
     server = subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,
@@ -111,7 +111,7 @@ def _at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _serve() -> Callable[[], object]:
-    """Fork for each program; returns in the forks alone, what runs theirs."""
+    """Fork for each program; in the fork, return the function that runs it."""
     import torchvision.datasets
     import torchvision.transforms.v2  # noqa: F401
 
@@ -137,7 +137,7 @@ def _serve() -> Callable[[], object]:
 def _program(
     words: list[str], cwd: str, env: dict[str, str], taken_down: bool, outputs: list[str]
 ) -> Callable[[], object]:
-    """Make this process one that Python has just started; what runs its program."""
+    """Make this process like a new interpreter; return the function that runs its program."""
     import multiprocessing.process
 
     import numpy as np
@@ -213,7 +213,7 @@ def _end(program: Callable[[], object]) -> None:
 
 
 def _shown(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """As Python shows an error, without the frames of this file."""
+    """Print an error as Python does, without the frames of this file."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)

@@ -1,4 +1,4 @@
-"""Takes the modules of `modules.toml`, or the versions of `broken.toml`, one change at a time.
+"""Run tests on each change of the modules in `modules.toml`, or on the versions of `broken.toml`.
 
 A change that survives fails the run, unless `baseline.json` or `equivalent.toml` holds it. So does
 a broken version that passes its tests.
