@@ -34,6 +34,7 @@ from PIL import (
 )
 from torch.utils.data import DataLoader, default_collate
 from torchvision import tv_tensors
+from torchvision.io import decode_jpeg
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
@@ -202,6 +203,15 @@ images(
     information=lambda im: (
         dict(im.info), im.getexif().tobytes(), im.info.update(x=1), im.crop((0, 0, 3, 3)).info
     ),
+    information_of_results=lambda im: [
+        each.info for each in (
+            ImageOps.expand(im, 1), ImageOps.invert(im), ImageEnhance.Brightness(im).enhance(1.0),
+            ImageEnhance.Contrast(im).enhance(0.5), F.to_grayscale(im, 3), F.to_grayscale(im, 1),
+            F.adjust_hue(im, 0.1), F.pad(im, 2, padding_mode="edge"),
+        )
+    ],
+    information_of_what_is_left=lambda im: drawn(ImageOps.expand(im, 1)),
+    converted_to_the_same_mode=lambda im: im.convert(im.mode),
     seeking=lambda im: (getattr(im, "n_frames", 1), im.tell(), im.seek(0), F.to_tensor(im)),
     seeking_too_far=lambda im: im.seek(1),
     verified=lambda im: after(1, im.verify()),
@@ -264,6 +274,14 @@ def saved(x):
     return torch.load(file)
 
 
+def caught(function, *args):
+    """The error of a call whose result is not used."""
+    try:
+        function(*args)
+    except Exception as error:
+        return type(error)
+
+
 tensors(
     scripted=lambda x: torch.jit.script(torch.nn.ReLU())(x),
     compiled=lambda x: torch.compile(lambda y: y.flip(0) * 2, backend="eager")(x),
@@ -298,6 +316,12 @@ tensors(
     like=lambda x: (torch.zeros_like(x), torch.rand_like(x), x.new_zeros(2), torch.randn_like(x)),
     draws=lambda x: (x.bernoulli(), torch.bernoulli(x), torch.normal(x), x.uniform_()),
     noise=v2.functional.gaussian_noise,
+    noise_beside_other_strides=lambda x: torch.randn_like(F.adjust_hue(x, 0.2)),
+    greys_of_one_channel=lambda x: F.rgb_to_grayscale(x[:1], 3).numel(),
+    masks_of_the_same_dtype=lambda x: tv_tensors.Mask(x).float(),
+    borders_larger_than_the_image=lambda x: caught(F.pad, x, 30, 0, "reflect"),
+    blurs_larger_than_the_image=lambda x: caught(F.gaussian_blur, x, [51, 51]),
+    floats_that_cannot_be_solarized=lambda x: caught(F.solarize, x, 99.0),
     sums=lambda x: (x.sum(), x.mean((1, 2)), x.std(), torch.einsum("chw->hw", x)),
     into_real=lambda x: after(back := torch.zeros(3, 30, 30), back[:, :16, :20].copy_(x)) + back,
     out_arguments=lambda x: torch.stack([x, x], out=torch.empty(0)),
@@ -507,6 +531,25 @@ def truncated_files(index):
     except (OSError, SyntaxError) as error:
         return type(error).__name__
     return F.to_tensor(image)
+
+
+@hazard
+def errors_that_are_caught_after_draws(index):
+    """Without recording, ``convert`` fails, and nothing is drawn before."""
+    data = bytearray(encoded(index, "PNG"))
+    place = len(data) // 2
+    data[place : place + 40] = bytes(40)
+    try:
+        image = Image.open(io.BytesIO(data)).convert("L")
+        return random.random() * np.asarray(image)
+    except (OSError, SyntaxError):
+        return random.random()
+
+
+@hazard
+def decoders_of_another_format(index):
+    data = torch.frombuffer(bytearray(encoded(index, "PNG")), dtype=torch.uint8)
+    return caught(decode_jpeg, data)
 
 
 @hazard

@@ -32,6 +32,7 @@ class Recorder:
     Attributes:
         sources: files and arrays for which a stand-in was handed out.
         looks: what needed pixels, with the line of the user's code: "Image.im at data.py:12".
+        failed: whether making pixels failed, perhaps later than in the dataset's own order.
         names: with ``files``, the name of each file that was read, by the id of its bytes.
     """
 
@@ -41,6 +42,7 @@ class Recorder:
         self.names: dict[int, str] = {}
         self.sources = 0
         self.looks: list[str] = []
+        self.failed = False
 
     def looked(self, what: str) -> None:
         """Note that ``what`` needed pixels."""

@@ -11,7 +11,7 @@ import importlib.util
 import itertools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -160,8 +160,9 @@ def _same(image: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _grey(image: Any, num_output_channels: int) -> Any:
-    mode = {1: "L", 3: "RGB"}[num_output_channels]
-    return (num_output_channels,), program.Image(mode, image.size)
+    if num_output_channels != 3:
+        return None  # a call of Image.convert, which is recorded
+    return (num_output_channels,), program.Image("RGB", image.size)
 
 
 def _pad(image: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
@@ -306,7 +307,8 @@ def _decoded(name: str, data: Any, mode: int = 0, *options: Any) -> Any:
         from dataloaders.recording import image as images
 
         encoded = data.numpy().tobytes()
-        header = images.header_of(encoded)
+        format = name.rpartition("_")[2].upper()
+        header = images.header_of(encoded, [format] if format != "IMAGE" else ["JPEG", "PNG"])
         if header is not None:
             channels = {0: images.MODES[header.mode], 1: 1, 3: 3}.get(mode)
             if channels is not None:
@@ -333,10 +335,17 @@ _TORCHVISION: dict[str, Callable[[Any], None]] = {
 # means that the call is not recorded.
 
 
-def _padded(shape: Any, padding: Any) -> tuple[int, int]:
+def _padded(shape: Any, padding: Any, mode: str = "constant") -> tuple[int, int]:
     numbers = (padding,) if type(padding) is int else tuple(padding)
     left, top, right, bottom = numbers * (4 // len(numbers))
+    if mode != "constant":
+        _mirrored(shape, (left, top, right, bottom))
     return shape[-2] + top + bottom, shape[-1] + left + right
+
+
+def _mirrored(shape: Any, borders: Sequence[int]) -> None:
+    if max(borders) >= min(shape[-2:]):
+        raise Unrecordable("a border larger than the image")
 
 
 def _sized(shape: Any, size: Any, max_size: Any = None) -> Any:
@@ -365,7 +374,12 @@ _SIZES: dict[str, Callable[..., Any]] = {
     "resized_crop": lambda shape, /, top, left, height, width, size, **kwargs: _sized(
         (height, width), size
     ),
-    "pad": lambda shape, /, padding, *args, **kwargs: _padded(shape, padding),
+    "pad": lambda shape, /, padding, fill=0, padding_mode="constant": _padded(
+        shape, padding, padding_mode
+    ),
+    "gaussian_blur": lambda shape, /, kernel_size, *args, **kwargs: _mirrored(
+        shape, [size // 2 for size in kernel_size]
+    ),
     "rotate": _rotated,
 }
 
@@ -384,8 +398,9 @@ def _outcome(name: str, what: Any, args: Any, named: Any) -> Any:
         good = good and dtype.is_floating_point and all(std)
         good = good and {len(mean), len(std)} <= {1, shape[-3]}
     elif name == "rgb_to_grayscale":
+        good = good and shape[-3] == 3
         shape = (*shape[:-3], (*args, *named.values(), 1)[0], *shape[-2:])
-    elif name in ("posterize", "equalize"):
+    elif name in ("posterize", "equalize", "solarize"):
         good = good and dtype == torch.uint8
     if not good:
         raise Unrecordable(name)

@@ -24,7 +24,7 @@ from PIL import Image, ImageFile
 
 from dataloaders.recording import program
 from dataloaders.recording.context import files_only, frozen, recorder, suspended
-from dataloaders.recording.ops import run
+from dataloaders.recording.ops import run, run_now
 from dataloaders.recording.posing import posed, posing
 from dataloaders.recording.program import Node
 
@@ -33,6 +33,8 @@ MODES = {"L": 1, "RGB": 3, "RGBA": 4, "CMYK": 4, "P": 1, "LA": 2, "YCbCr": 3, "H
 
 _FORMATS = {"JPEG", "PNG", "WEBP"}
 _EARLY = {"JPEG", "MPO", "TIFF"}  # plugins that add nothing to ``info`` while they read the pixels
+_OTHER_INFO = {"imageops.expand", "fpil.pad", "fpil.adjust_hue", "fpil.to_grayscale"}
+_OTHER_INFO |= {"enhance.Brightness", "enhance.Contrast"}  # what they make has not all of ``info``
 _RESAMPLING = {None, *(int(each) for each in Image.Resampling)}
 _SIDEWAYS = {
     Image.Transpose[name] for name in ("ROTATE_90", "ROTATE_270", "TRANSPOSE", "TRANSVERSE")
@@ -131,7 +133,7 @@ def materialise(image: Any, why: str) -> Any:
             return image  # Pillow itself loads it
         state = vars(image)
         try:
-            (real,) = run([node])
+            (real,) = run_now([node])
         except AttributeError as error:  # which NumPy would take for an object without pixels
             raise RuntimeError(f"{node.op} failed at replay") from error
         shared = node.value is real and node.uses > 0
@@ -146,11 +148,11 @@ def materialise(image: Any, why: str) -> Any:
         return image
 
 
-def header_of(encoded: bytes) -> program.Image | None:
-    """Return mode and size of an encoded file that any decoder takes as Pillow does."""
+def header_of(encoded: bytes, formats: list[str]) -> program.Image | None:
+    """Return mode and size of a file of these formats that any decoder takes as Pillow does."""
     with suspended():
         try:
-            image = Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG"))
+            image = Image.open(io.BytesIO(encoded), formats=formats)
         except (OSError, ValueError):
             return None
     plain = image.mode in ("L", "RGB") and "transparency" not in image.info
@@ -186,7 +188,11 @@ def recorded(op: str, rule: Callable[..., Any]) -> Callable[..., Any]:
             found = rule(image, *args, **kwargs)
             node = None if found is None else node_of(image)
             if node is not None:
-                return new(Node(op, (node,), frozen(found[0]), (), found[1]), image)
+                args = frozen(found[0])
+                made = new(Node(op, (node,), args, (), found[1]), image)
+                if op in _OTHER_INFO:
+                    vars(made).update(info={}, _late=True, _touched=False)
+                return made
         except Exception:
             pass  # if it is the dataset's mistake, it is raised on pixels
         return None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaders.recording.context import map_inner, suspended
+from dataloaders.recording.context import map_inner, recorder, suspended
 from dataloaders.recording.program import Image, Input, Node, ordered
 
 
@@ -52,6 +52,16 @@ def run(
     return [values[node] for node in wanted]
 
 
+def run_now(wanted: Sequence[Node]) -> list[Any]:
+    """Return what `run` does, while recording; note a failure."""
+    try:
+        return run(wanted)
+    except Exception:
+        if (own := recorder()) is not None:
+            own.failed = True
+        raise
+
+
 def _made(
     node: Node,
     values: dict[Node, Any],
@@ -62,7 +72,9 @@ def _made(
     function = function_of(node.op)
     if not node.inputs:
         data = node.args[0] if slots is None else slots[node.args[0]]
-        return function(data, *node.args[1:])
+        made = function(data, *node.args[1:])
+        # What travels is a copy of the opened image, which has Pillow's plain class.
+        return made if slots is None or node.op != "open" else made._new(made.im)
     inputs = [values[each] for each in node.inputs]
     if writes(node.op):
         first = node.inputs[0]

@@ -21,7 +21,7 @@ import torch
 
 from dataloaders.recording import program
 from dataloaders.recording.context import CONTAINERS, Unrecordable, frozen, map_inner, recorder
-from dataloaders.recording.ops import run, substituted, writes
+from dataloaders.recording.ops import run_now, substituted, writes
 from dataloaders.recording.posing import posed, posing
 from dataloaders.recording.program import Input, Node
 
@@ -147,7 +147,7 @@ def materialise(tensor: Any, why: str = "its values") -> Any:
                 own.looked(why)
             family = [each for each in (ref() for ref in tensor._family) if each is not None]
             family = [each for each in family if each._real is None]
-            for each, real in zip(family, run([each._node for each in family]), strict=True):
+            for each, real in zip(family, run_now([each._node for each in family]), strict=True):
                 each._real = real
         return tensor._real
 
@@ -223,9 +223,9 @@ def _generic(func: Any, name: str, args: Any, kwargs: Any) -> Any:
             _outcomes.clear()
         _outcomes[key] = _outcome(func, sealed, [each._header for each in inputs])
     shape, strides, dtype, shared, same = _outcomes[key]
-    if same and not writes(name):
-        return inputs[0]
     flavour = first._node.what.flavour if flavours and name in _KEEP_FLAVOUR else "Tensor"
+    if same and not writes(name) and flavour == inputs[0]._node.what.flavour:
+        return inputs[0]
     nodes = tuple([each._node for each in inputs])
     what = program.Tensor(shape, dtype, flavour)
     node = Node(name, nodes, sealed[0], tuple(sealed[1].items()), what)
@@ -290,8 +290,8 @@ _RECORDED = {
     ),
 }
 _KEEP_FLAVOUR = {"tensor.to", "tensor.clone", "tensor.detach"}
-_LIKE = {
-    **_functions(torch, "zeros_like ones_like empty_like full_like rand_like randn_like"),
+_LIKE = {  # not rand_like and randn_like, which fill memory in the order of the strides
+    **_functions(torch, "zeros_like ones_like empty_like full_like"),
     **_functions(torch.Tensor, "new_zeros new_ones new_empty new_full new_tensor"),
 }
 _HEADER = {  # not strides: those of what torchvision makes are not known

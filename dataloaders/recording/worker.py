@@ -110,14 +110,18 @@ class State:
             self.stopped = None if self.tail else self_test()  # of Pillow's stand-ins
         return self.stopped is None
 
-    def for_real(self, again: Again, make: Callable[[], Any], error: Exception) -> Any:
-        """Return what ``make`` makes without recording, from the same states; record no more.
+    def for_real(self, again: Again, make: Callable[[], Any], error: Exception | None) -> Any:
+        """Return what ``make`` makes without recording, from the same states.
+
+        With an ``error``, which recording may have caused, nothing is recorded any more.
 
         Raises:
             Exception: the dataset's own, made without recording, too.
         """
         restore(again.states)
         made = make()
+        if error is None:
+            return made
         lines = [
             f" at {frame.f_code.co_filename}:{line}"
             for frame, line in traceback.walk_tb(error.__traceback__)
@@ -168,6 +172,8 @@ class _Map:
             if not own.sources:
                 raise  # without a stand-in, it is the dataset's
             return _Taken(self._state.for_real(again, fetch, error), None, None, None)
+        if own.failed:  # and the dataset has caught it, after other draws than its own
+            return _Taken(self._state.for_real(again, fetch, None), None, None, None)
         return _Taken(samples, own, again, fetch)
 
 
