@@ -128,13 +128,15 @@ class BlockShuffle(DistributedSampler[int]):
         self.drop_last = drop_last
         self.epoch = 0
         self._epoch_given = False
-        options = {"seed": seed, "block": block, "window": window, "rank": rank}
-        for name, value in {**options, "num_replicas": num_replicas}.items():
-            if value is not None:
-                _whole(name, value, least=_LEAST[name])
-        self.seed: int | None = seed  # type: ignore[assignment]
-        self.block, self.window = _sizes(dataset, block, window)
-        self._num_replicas, self._rank = num_replicas, rank
+        given = {"seed": seed, "block": block, "window": window, "rank": rank}
+        given["num_replicas"] = num_replicas
+        whole = {
+            name: None if value is None else _whole(name, value, least=_LEAST[name])
+            for name, value in given.items()
+        }
+        self.seed: int | None = whole["seed"]  # type: ignore[assignment]
+        self.block, self.window = _sizes(dataset, whole["block"], whole["window"])
+        self._num_replicas, self._rank = whole["num_replicas"], whole["rank"]
         self._check_rank(self._rank or 0, num_replicas)
 
     @property

@@ -183,6 +183,19 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(command):
     assert len(CachedDataset("x.h5")) == 12
 
 
+def test_names_that_the_terminal_cannot_show_are_escaped(command, tmp_path):
+    precompute([{"\u4e2d": 1}], tmp_path / "a.h5", num_workers=0)
+    done = subprocess.run(
+        [sys.executable, "-m", "dataloaders", "cache", "info", tmp_path / "a.h5"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert r"\u4e2d" in done.stdout
+
+
 @pytest.mark.nightly
 def test_output_that_is_closed_is_done_without(command, tmp_path):
     words = "build squares_data.py:squares x.h5 --workers 0"

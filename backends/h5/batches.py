@@ -61,7 +61,7 @@ class Batches(WholeBatches):
     ) -> None:
         self.cached = cached
         self._leaves = leaves
-        self._how = threads, puts_off
+        self._options = threads, puts_off
         self._pool = HostPool()
         self._threads = Threads(threads)
         self._seed = self._count = 0
@@ -105,7 +105,8 @@ class Batches(WholeBatches):
         if numbers.min() < 0 or numbers.max() >= len(self.cached):
             return None
         self.cached.about_to_read(numbers.tolist())
-        task = Rows(numbers.astype(np.int64), draws, self._pool, self._threads, self._how[1])
+        puts_off = self._options[1]
+        task = Rows(numbers.astype(np.int64), draws, self._pool, self._threads, puts_off)
         try:
             parts = [leaf(task) for leaf in self._leaves]
         except NotThisBatch:
@@ -116,8 +117,8 @@ class Batches(WholeBatches):
         return join(structure, parts, self.cached.namedtuples, tuples=list)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A spawned worker maps the file itself: a map would be pickled as a copy.
-        return _made, (self.cached, *self._how)
+        # A spawned worker maps the file itself: a mapping would be pickled as a copy.
+        return _made, (self.cached, *self._options)
 
 
 def batches_of(

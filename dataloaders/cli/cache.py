@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import io
 import os
 import re
 import sys
@@ -34,6 +35,8 @@ _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 def carry_out(parsed: argparse.Namespace) -> int:
     """Do what the command line says; return the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of columns may be in any script
+        sys.stdout.reconfigure(errors="backslashreplace")
     return _ACTIONS[parsed.action](parsed)
 
 
