@@ -7,7 +7,7 @@ dataset ──precompute──> train.h5 ──map──> rows ──┬──> 
 session.py   the cache in place of the dataset   batches.py    whole batches, proved to be torch's
 columns.py   numbers and tensors gathered        images.py     images copied, and made floats
 windows.py   crops and flips as windows          draws.py      torch's random numbers for a batch
-mirroring.py images mirrored by words            threads.py    a batch shared among threads
+threads.py   a batch shared among threads
 
 Order and workers are torch's: stock iterates the loader, with the cache in place of the dataset.
 """

@@ -26,7 +26,6 @@ from dataloaders.replaying.ways import Arithmetic, Way
 from dataloaders.transforms.read import CONVERTERS, Member, is_pointwise, read, trailing
 
 from .columns import Rows
-from .mirroring import Mirror
 from .windows import NotThisBatch, Step, Windows, steps_of
 
 __all__ = ["KINDS", "Images", "images_of", "obstacle_in"]
@@ -150,74 +149,45 @@ class Images:
         out = rows.empty((len(images), *(int(each[0]) for each in shape)), dtype)
         arrays = windows.top, windows.left, windows.upside_down, windows.mirrored
         moved = list(zip(images, *(each.tolist() for each in arrays), strict=True))
-        outside = windows.outside
         rows.threads.split(
             len(out),
             out.nbytes,
-            lambda begin, end: _fill(out[begin:end], moved[begin:end], way, outside),
+            lambda begin, end: _fill(out[begin:end], moved[begin:end], way),
         )
         return Trailing(out, self._floats.steps) if rows.puts_off and self._floats else out
 
 
-def _fill(out: torch.Tensor, moved: Sequence[_Moved], way: Way | None, outside: bool) -> None:
-    """Fill ``out`` with the windows, or with the floats that ``way`` makes of them.
-
-    ``outside`` says whether a window may extend beyond its image.
-    """
-    mirror = Mirror(tuple(out.shape[1:]))
-    if way is None:
-        # NumPy copies short rows faster than torch.
-        for place, each in zip(out.numpy(), moved, strict=True):
-            _put(place, *each, mirror)
-        return
-    at_once = max(1, _AT_ONCE // max(1, out[0].numel()))
-    if isinstance(way, Arithmetic) and out.dtype is torch.float32 and not outside:
-        height, width = out.shape[2:]
-        done = 0
-        for number, (place, each) in enumerate(zip(out.unbind(0), moved, strict=True), 1):
-            image, top, left, upside_down, mirrored = each
-            part = _tensor(image[:, top : top + height, left : left + width])
-            if upside_down or mirrored:
-                part = torch.flip(part, [1] * upside_down + [2] * mirrored)
-            place.copy_(part)  # converts bytes to floats
-            if number - done == at_once or number == len(out):
-                way.finish(place if at_once == 1 else out[done:number])
-                done = number
-        return
-    pixels = torch.empty((at_once, *out.shape[1:]), dtype=torch.uint8)
-    places = pixels.numpy()
+def _fill(out: torch.Tensor, moved: Sequence[_Moved], way: Way | None) -> None:
+    """Fill ``out`` with the windows, or with the floats that ``way`` makes of them."""
+    # Some are exact if bytes are copied to floats first, which needs no memory for the bytes.
+    in_place = way is None or (isinstance(way, Arithmetic) and out.dtype is torch.float32)
+    at_once = len(out) if way is None else max(1, _AT_ONCE // max(1, out[0].numel()))
+    pixels = out if in_place else torch.empty((at_once, *out.shape[1:]), dtype=torch.uint8)
     for begin in range(0, len(out), at_once):
         some = out[begin : begin + at_once]
-        for place, each in zip(places, moved[begin:], strict=False):
-            _put(place, *each, mirror)
-        way.run(pixels[: len(some)], some)
+        places = some if in_place else pixels[: len(some)]
+        for place, each in zip(places.numpy(), moved[begin : begin + at_once], strict=True):
+            _put(place, *each)
+        if isinstance(way, Arithmetic) and in_place:
+            way.finish(some)
+        elif way is not None:
+            way.run(places, some)
 
 
 def _put(
-    place: _Image,
-    image: _Image,
-    top: int,
-    left: int,
-    upside_down: bool,
-    mirrored: bool,
-    mirror: Mirror,
+    place: npt.NDArray[Any], image: _Image, top: int, left: int, upside_down: bool, mirrored: bool
 ) -> None:
     """Fill ``place`` with a window of ``image``, and with zeros where it is beyond the image."""
     bottom, right = top + place.shape[1], left + place.shape[2]
-    if top < 0 or left < 0 or bottom > image.shape[1] or right > image.shape[2]:
+    part = image[:, max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
+    if part.shape != place.shape:
         place[...] = 0
-        part = image[:, max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
         above = max(bottom - image.shape[1], 0) if upside_down else max(-top, 0)
         beside = max(right - image.shape[2], 0) if mirrored else max(-left, 0)
-        inside = place[:, above : above + part.shape[1], beside : beside + part.shape[2]]
-        inside[...] = part[:, :: -1 if upside_down else 1, :: -1 if mirrored else 1]
-        return
-    part = image[:, top:bottom, left:right]
-    part = part[:, ::-1] if upside_down else part
-    if mirrored:
-        mirror.put(part, place)
-    else:
-        place[...] = part
+        place = place[:, above : above + part.shape[1], beside : beside + part.shape[2]]
+    if upside_down or mirrored:  # several times as fast as reversing lines in NumPy
+        part = torch.flip(_tensor(part), [1] * upside_down + [2] * mirrored).numpy()
+    place[...] = part
 
 
 def _tensor(values: _Image) -> torch.Tensor:
