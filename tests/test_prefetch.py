@@ -312,6 +312,10 @@ def test_frameworks_can_shut_the_workers_down_where_torch_keeps_them():
     loader._iterator = None
     assert wait_until_gone(started) == []
     assert_same(list(loader), whole)
+    batches = iter(loader)
+    loader._iterator._shutdown_workers()  # in the midst of an epoch
+    with pytest.raises(RuntimeError, match="workers of this iterator were shut down"):
+        list(batches)
 
 
 @pytest.mark.usefixtures("workers_end_fast")

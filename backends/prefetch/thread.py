@@ -115,7 +115,9 @@ class Epoch:
                 if ended:
                     return
         except Cancelled:
-            return
+            if not self._stopped:  # somebody else ended the source: Lightning at the end of a run
+                self.ready.put(Failed(RuntimeError("the workers of this iterator were shut down")))
+                self.ready.put(None)
         except BaseException as error:
             self.ready.put(Failed(error))
             self.ready.put(None)
