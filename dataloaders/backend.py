@@ -102,14 +102,13 @@ class Ahead(ABC):
 
 
 class Remainder(ABC):
-    """The part of a loader's work that is left to be done once its batches were taken.
+    """The part of a loader's work that prefetch does itself, ahead of use.
 
-    Prefetch has the inner backend make batches without it, and does it ahead of use. One object
-    serves one loader.
+    The inner backend makes batches without it. One object serves one loader.
     """
 
     def changes(self, loader: Specification) -> dict[str, Any]:
-        """Return the attributes of ``loader`` that are others for the next epoch."""
+        """Return the attributes of ``loader`` to replace for the next epoch."""
         return {}
 
     @abstractmethod

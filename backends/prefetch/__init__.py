@@ -152,7 +152,7 @@ class Prefetch(Backend):
         return StreamTransfer(Device(device), ahead=self.ahead, pins=self.pin_memory)
 
     def changes(self, loader: Specification, device: torch.device | None) -> dict[str, Any]:
-        """Return the attributes of the loader that the inner backend sees otherwise."""
+        """Return the attributes of the loader to replace for the inner backend."""
         changes: dict[str, Any] = {}
         if loader.num_workers > 0 and loader.prefetch_factor is not None:
             # The workers must have at least ``ahead`` batches to make.

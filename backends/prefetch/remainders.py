@@ -1,7 +1,7 @@
-"""Which part of a loader's work is left for the prefetch thread.
+"""Decide which part of a loader's work the prefetch thread does.
 
-given ────────────────────────────────────────────────────────────────┐
-tail wanted? ──> proved once on samples of this loader ──> the tail ───┴──> what is left to do
+a Remainder given as tail= ────────────────────────────────────┐
+tail wanted ──> proved once on samples of this loader ──> tail ─┴──> Remainder
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 _KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, DeviceTail | str]]
 _KNOWN = weakref.WeakKeyDictionary()
-"""By loader, what was found; a proof reads samples, so it is made again only after a change."""
+"""Results by loader. A proof reads samples, so it is repeated only after a change."""
 
 
 def remainder_of(
     options: Prefetch, inner: Backend, loader: Specification, device: torch.device | None
 ) -> Remainder | str | None:
-    """Return what is left to do for one epoch, or why there is no tail.
+    """Return the remainder for one epoch, or why there is no tail.
 
     None where no tail is wanted: by default on the CPU, where it would only move work from the
-    workers to this process. Reads samples when it is asked the first time.
+    workers to this process. The first call reads samples.
     """
     if isinstance(options.tail, Remainder):
         return options.tail
@@ -44,8 +44,8 @@ def remainder_of(
     if known is not None and known[0] == wanted:
         return known[1]
     if puts_off(inner):
-        told = f"where {inner.name} makes whole batches: ToTensor, Normalize once a batch"
-        found: DeviceTail | str = DeviceTail(options.dtype, options.memory_format, told)
+        description = f"where {inner.name} makes whole batches: ToTensor, Normalize once a batch"
+        found: DeviceTail | str = DeviceTail(options.dtype, options.memory_format, description)
     else:
         found = device_tail(loader, options.dtype, options.memory_format)
     _KNOWN[loader] = wanted, found

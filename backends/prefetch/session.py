@@ -1,6 +1,6 @@
 """What prefetching keeps open for one loader: the inner session, and a pipeline to the device.
 
-epoch() ──> specification (the loader, with what changes for us) ──> inner session
+epoch() ──> specification (the loader, with changed attributes) ──> inner session
         ──> pipeline: transfer (its stream) + prefetch thread, kept across epochs
         ──> PrefetchedEpoch | SynchronousEpoch
 """
@@ -92,7 +92,7 @@ class PrefetchSession(Session):
         loader.__dict__["_iterator"] = self._specification.__dict__.get("_iterator")
 
     def _refresh(self, loader: Specification, device: torch.device | None) -> None:
-        """Have the inner backend see the loader as it is now, with what changes for us."""
+        """Update the specification to the loader as it is now, with the attributes that change."""
         # Persistent workers keep the dataset that they were started with.
         if not (loader.persistent_workers and vars(loader).get("_iterator") is not None):
             left = remainder_of(self._options, self._backend, loader, device)
@@ -149,7 +149,7 @@ class _Pipeline:
 
     @property
     def busy(self) -> bool:
-        """Whether an iterator uses it that may ask for more batches."""
+        """Whether an iterator that may ask for more batches uses this pipeline."""
         batches = None if self._batches is None else self._batches()
         return batches is not None and batches.running
 
@@ -164,17 +164,17 @@ class _Pipeline:
             self._idle.wait()
 
     def serve(self, batches: PrefetchedEpoch | SynchronousEpoch) -> None:
-        """Remember who uses it."""
+        """Note the iterator that uses this pipeline."""
         self._batches = weakref.ref(batches)
 
     def supersede(self) -> None:
-        """End the iterator that uses it."""
+        """End the iterator that uses this pipeline."""
         batches = None if self._batches is None else self._batches()
         if isinstance(batches, PrefetchedEpoch):
             batches.supersede()
 
     def close(self) -> None:
-        """End the iterator that uses it, and the thread."""
+        """End the thread and the iterator that uses this pipeline."""
         self.supersede()
         self._end()
 

@@ -67,12 +67,12 @@ class Transfer:
     def start(self, remainder: Remainder | None = None) -> None:
         """Begin an epoch on the thread that sends; drop what was sent and never received.
 
-        ``remainder`` is what is left to be done with each batch.
+        ``remainder`` is the work that is left for each batch.
         """
         self._remainder = remainder
 
     def send(self, batch: Batch) -> Sent:
-        """Begin to move ``batch``, on one thread at a time: do what is left to be done with it."""
+        """Begin to move ``batch``, and do the remainder; on one thread at a time."""
         if self._remainder is not None:
             with stage("remainder"):
                 batch = self._remainder.apply(batch, move=_same, empty_like=self._pool.empty_like)

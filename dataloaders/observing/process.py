@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _HANG_S = 60.0
 _LONGEST_TEXT = 300
-_CHECK_S = 2.0  # between two checks that the process lives; torch notices only one that fails
+_CHECK_S = 2.0  # between two checks that the process lives; torch notices only failed exits
 
 
 class Unobserved(Exception):
@@ -150,8 +150,8 @@ class Start:
     Args:
         worker_init_fn: the user's; it sees the user's dataset.
         forked: whether the process inherits files, which it then opens anew.
-        num_workers: as many as the user's code is told of; 0: the loader's own loop, which has no
-            worker info; None: as many as there are.
+        num_workers: the number in the worker info; 0: no worker info, as in the loader's own loop;
+            None: torch's number.
     """
 
     worker_init_fn: Callable[[int], None] | None

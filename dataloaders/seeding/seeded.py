@@ -270,13 +270,13 @@ class _SeededMap:
 
     def __getitems__(self, keyed: _Keyed) -> _Fetched:
         if isinstance(self.dataset, RowNumbers):
-            return self._handed_on(keyed)
+            return self._for_whole_batches(keyed)
         # The test by which torch decides whether a dataset fetches several samples at once.
         bulk = getattr(self.dataset, "__getitems__", None) or None
         return _Fetched(self._samples(keyed, bulk), _collation(keyed))
 
-    def _handed_on(self, keyed: _Keyed) -> _Fetched:
-        """Return the keys and what seeds their samples, for a `WholeBatches` to make a batch of."""
+    def _for_whole_batches(self, keyed: _Keyed) -> _Fetched:
+        """Return the keys and the words that seed their samples, from which a batch is made."""
         one_by_one = copy.copy(self)
         one_by_one.dataset = self.dataset.dataset
         stable = [stable_key(key) for key in keyed.keys]
