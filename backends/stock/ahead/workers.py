@@ -42,7 +42,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         self.tasks = threading.Condition()
         self.cancelled = threading.Event()
         self._taking = threading.RLock()  # held for as long as a thread waits for results
-        self._drawn: dict[int, Any] = {}  # the indices of each task in flight
+        self._drawn: dict[int, Any] = {}  # indices of tasks in flight, if results keep their order
         super().__init__(loader)  # runs _reset() at its end
         self._timeout = 0  # PrefetchedEpoch counts it, from when the consumer waits
         # Profiles show the name that they show for torch's iterator.
@@ -69,7 +69,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
             except (StopIteration, Cancelled):
                 raise
             except Exception as error:
-                answered = self._in_order and self._rcvd_idx > received
+                answered = self._rcvd_idx > received
                 if answered and received in self._drawn:
                     names = _names(self._drawn[received])
                     add_note(error, f"dataloaders: raised in a worker by {names}")
@@ -92,7 +92,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
 
     def _next_index(self) -> Any:
         index = super()._next_index()  # type: ignore[no-untyped-call]
-        if self._dataset_kind == torch.utils.data._DatasetKind.Map:
+        if self._in_order and self._dataset_kind == torch.utils.data._DatasetKind.Map:
             self._drawn[self._send_idx] = index
         return index
 
