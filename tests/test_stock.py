@@ -171,3 +171,10 @@ def test_more_workers_than_cores_are_warned_of_once_under_prefetch():
             assert len(list(loader)) == 5
     texts = [str(one.message) for one in caught]
     assert sum("This DataLoader will create" in text for text in texts) == 1, texts
+
+
+def test_a_large_batch_may_grow_as_torchs_may():
+    large = torch.zeros(2, 1 << 19)  # 4 MiB
+    for dataset in (large, list(large)):
+        (batch,) = DataLoader(dataset, 2)
+        assert batch.resize_(4, 1 << 19).shape == (4, 1 << 19)
