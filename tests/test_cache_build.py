@@ -151,11 +151,9 @@ def test_a_damaged_part_is_made_again(path, expected):
 
 
 def test_other_settings_are_named(path):
-    dataset = interrupted(path)
+    interrupted(path)
     with pytest.raises(CacheError, match=r"length: 40 when it was begun, 41 now.*overwrite=True"):
         build(Numbered(41), path)
-    with pytest.raises(CacheError, match="rows: 4 when it was begun, 5 now"):
-        build(dataset, path, rows=5)
     with pytest.raises(CacheError, match=r"dataset: .*Numbered when it was begun, .*Made now"):
         build(Made(int, SIZE), path)
     shifted = Numbered(SIZE, shift=1)
@@ -165,6 +163,13 @@ def test_other_settings_are_named(path):
     assert torch.equal(build(shifted, path, overwrite=True)[7]["image"], shifted[7]["image"])
     with pytest.raises(CacheError, match=r"length: 40 when it was built, 39 now.*overwrite=True"):
         build(Numbered(39), path)
+
+
+def test_a_part_is_not_taken_for_the_whole(path):
+    build(Numbered(SIZE), path, rows=10, single_file=False)
+    shutil.copy(path.with_suffix(".parts") / "00010.h5", path)
+    with pytest.raises(CacheError, match="it is a part, with 10 of 40 samples"):
+        build(Numbered(SIZE), path)
 
 
 def test_a_cache_that_lacks_a_part_is_mended_for_its_own_dataset_only(path):

@@ -2,11 +2,10 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-import threading
 import time
-import warnings
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,15 +14,14 @@ import pytest
 import torch
 
 from dataloaders.cache import CachedDataset, join, precompute
-from dataloaders.cache.build import ranks as ranks_module
-from dataloaders.errors import CacheError, CacheWarning, OptionError
+from dataloaders.errors import CacheError, OptionError
 from helpers.cached import spoil
 from helpers.compare import assert_same
 from helpers.datasets import NUMBERED as SIZE
 from helpers.datasets import Made, Numbered
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ["00000.h5", "00010.h5", "00020.h5", "00030.h5"]
+PARTS = ["00000.h5", "00011.h5", "00022.h5", "00033.h5"]
 
 
 def build(dataset, path, rank, of=4, **options):
@@ -67,8 +65,8 @@ def test_the_joined_cache_is_the_dataset(expected, tmp_path):
     one = precompute(Numbered(), tmp_path / "one.h5", num_workers=0)
     assert cached.index.fingerprint == one.index.fingerprint
     shards = [CachedDataset(shard) for shard in cached.shards]
-    assert [len(shard) for shard in shards] == [10, 10, 10, 11]
-    assert [shard[0]["label"] for shard in shards] == [0, 10, 20, 30]
+    assert [len(shard) for shard in shards] == [11, 11, 11, 8]
+    assert [shard[0]["label"] for shard in shards] == [0, 11, 22, 33]
 
 
 def test_a_rank_reads_its_part_and_no_more_than_a_look_at_the_rest(path):
@@ -100,19 +98,18 @@ def test_overwriting_ranks_join_no_part_of_an_earlier_build(path):
         looked_at = (0, 13, 27, 40)
         return Made(lambda index: {"label": index + (0 if index in looked_at else added)})
 
-    old, found = built(samples(0), path, of=2), []
+    built(samples(0), path, of=2)
     options = {"of": 2, "overwrite": True, "build_id": "second", "single_file": False}
-    first = threading.Thread(target=lambda: found.append(build(samples(1000), path, 0, **options)))
-    first.start()
-    while not list(path.with_suffix(".parts").glob("00000-*.h5")):
-        time.sleep(0.01)
-    assert old[30]["label"] == 30  # it stays until the new one is finished
-    found.append(build(samples(1000), path, 1, **options))
-    first.join(30)
-    # One that is started again, or comes when the others have finished, begins no build.
-    found.append(build(samples(1000), path, 1, **options))
-    for cached in found:
+    seen = []
+
+    def look(progress):
+        seen.append(CachedDataset(path)[30]["label"])
+
+    # The last one comes when the others have finished, and begins no build.
+    for rank in (0, 1, 1):
+        cached = build(samples(1000), path, rank, progress=look, **options)
         assert list(cached) == list(map(samples(1000).__getitem__, range(SIZE)))
+    assert seen[0] == 30  # the old one stays until the new one is finished
     assert len(names(path.parent)) == 2
     with pytest.raises(OptionError, match=r"with shard=.* needs build_id= \(--build-id\)"):
         build(samples(0), path, 0, overwrite=True)
@@ -121,22 +118,22 @@ def test_overwriting_ranks_join_no_part_of_an_earlier_build(path):
 @pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1), (3, 2), (2, 3)])
 @pytest.mark.parametrize("single_file", [True, False])
 def test_another_number_of_ranks_goes_on(path, first, then, single_file):
-    """Also where a part reaches from one rank's samples into those of another."""
     failing, options = Numbered(), {"rows": 12, "single_file": single_file}
     failing.failing = frozenset([38])  # which no look at a few samples reads
     for rank in range(first):
         with suppress(ValueError):
             build(failing, path, rank, first, wait=False, **options)
-    for rank in range(then):
-        cached = build(Numbered(), path, rank, then, wait=rank == then - 1, **options)
+    own = [build(Numbered(), path, rank, then, wait=False, **options) for rank in range(then)]
+    assert [sample["label"] for cached in own for sample in cached] == list(range(SIZE))
+    cached = build(Numbered(), path, 0, then, **options)
     assert [sample["label"] for sample in cached] == list(range(SIZE))
 
 
 def test_parts_that_have_samples_twice_are_not_joined(path, tmp_path):
     """As versions have left them that took parts by where they begin."""
-    for folder, of in ((tmp_path, 1), (tmp_path / "other", 2)):
+    for folder, rows in ((tmp_path, 12), (tmp_path / "other", 20)):
         folder.mkdir(exist_ok=True)
-        build(Numbered(), folder / "a.h5", of - 1, of, wait=False, rows=12)
+        build(Numbered(), folder / "a.h5", 0, 1, wait=False, rows=rows)
     shutil.copy(tmp_path / "other" / "a.parts" / "00020.h5", tmp_path / "a.parts")
     rule = r"00020\.h5 begins with sample 20, and those before it end with sample 23"
     with pytest.raises(CacheError, match=rule):
@@ -148,9 +145,9 @@ def test_parts_that_have_samples_twice_are_not_joined(path, tmp_path):
 
 def test_a_part_that_is_damaged_is_not_copied_for_another_rank(path):
     build(Numbered(), path, 1, 2, wait=False)
-    part = path.with_suffix(".parts") / "00020.h5"
+    part = path.with_suffix(".parts") / "00021.h5"
     spoil(part, part.stat().st_size // 2)
-    with pytest.raises(CacheError, match=r"the part .*00020\.h5 is damaged: .*; delete it"):
+    with pytest.raises(CacheError, match=r"the part .*00021\.h5 is damaged: .*; delete it"):
         build(Numbered(), path, 0, 2)
 
 
@@ -231,13 +228,13 @@ def test_a_rank_that_failed_says_what_is_kept_and_of_what(path):
 
 def test_samples_that_fail_have_the_numbers_of_the_dataset(path, tmp_path):
     dataset = Numbered()
-    dataset.failing = frozenset([3, 20, 21, *range(30, 41)])
+    dataset.failing = frozenset([3, 20, 21, *range(33, 41)])
     cached = built(dataset, path, on_error="skip")
     told = [(index, f"ValueError: no sample {index} today") for index in sorted(dataset.failing)]
     assert cached.failed == told
-    assert (len(cached), cached.index.samples) == (27, 41)
+    assert (len(cached), cached.index.samples) == (30, 41)
     assert [sample["label"] for sample in cached[18:22]] == [19, 22, 23, 24]
-    assert CachedDataset(cached.shards[2]).failed == told[1:3]
+    assert CachedDataset(cached.shards[1]).failed == told[1:3]
     assert len(CachedDataset(cached.shards[3])) == 0  # all of its samples failed
     dataset.failing = frozenset(range(41))
     with pytest.raises(CacheError, match=r"none of the 41 samples could be read"):
@@ -247,7 +244,7 @@ def test_samples_that_fail_have_the_numbers_of_the_dataset(path, tmp_path):
 def test_more_ranks_than_samples(path, tmp_path):
     for rank in (1, 3):
         build(Numbered(3), path, rank, 5, wait=False, single_file=False)
-    with pytest.raises(CacheError, match="no samples for rank 00000-of-00005"):
+    with pytest.raises(CacheError, match="no samples for rank 0 of 5"):
         build(Numbered(3), path, 0, 5, wait=False, single_file=False)
     for rank in (4, 0, 2):
         cached = build(Numbered(3), path, rank, 5, single_file=False)
@@ -256,42 +253,13 @@ def test_more_ranks_than_samples(path, tmp_path):
     assert len(build(Numbered(0), tmp_path / "none.h5", 1, 2)) == 0
 
 
-def test_a_rank_that_waits_says_for_whom(path, monkeypatch):
-    monkeypatch.setattr(ranks_module, "_STALL_S", 0.2)
-    monkeypatch.setattr(ranks_module, "_TELL_S", 0.05)
-    build(Numbered(), path, 2, wait=False)
-    failing = Numbered()
-    failing.failing = frozenset([17])
-    with pytest.raises(ValueError, match="no sample 17 today"):
-        build(failing, path, 1, wait=False)
-    seen = []
-
-    def tell(progress):
-        seen.append(progress)
-        if caught and progress.waiting:  # it has warned: the others come at last
-            for rank in (1, 3):
-                build(Numbered(), path, rank, wait=False)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", CacheWarning)
-        assert len(build(Numbered(), path, 0, progress=tell)) == SIZE
-    (warning,) = caught
-    assert warning.category is CacheWarning
-    assert f"{path} waits for samples 10 to 19, 30 to 40 of other ranks" in str(warning.message)
-    ended = "other ranks: 1 (ended before this one began: ValueError: no sample 17 today), 3"
-    assert ended in str(warning.message)
-    waits = [one for one in seen if one.waiting]
-    assert (waits[0].shards_left, waits[0].samples_done, waits[0].samples) == (2, 20, SIZE)
-
-
-def in_another_process(dataset, path, *, after=None, **options):
-    """Return a child that builds once ``after`` is there, and exits with 3 if it fails."""
+def in_another_process(dataset, path, **options):
+    """Return a child that builds, and exits with 3 if it fails."""
     pid = os.fork()
     if pid:
         return pid
+    signal.alarm(60)
     try:
-        while after is not None and not after.exists():
-            time.sleep(0.01)
         precompute(dataset, path, num_workers=0, **options)
         os._exit(0)
     finally:
@@ -299,48 +267,48 @@ def in_another_process(dataset, path, *, after=None, **options):
 
 
 class Late(Numbered):
-    """Says when it is read, and gives its samples once there is a file."""
+    """Says when it is read, and gives its samples once there is a file; is killed by sample 15."""
 
-    def __init__(self, file: Path, *failing: int) -> None:
+    def __init__(self, file: Path, *, killed: bool = False) -> None:
         super().__init__()
-        self.file, self.failing = file, frozenset(failing)
+        self.file, self.killed = file, killed
 
     def __getitem__(self, index):
         self.file.with_name("begun").touch()
         while not self.file.exists():
             time.sleep(0.01)
+        if self.killed and index == 15:
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
 
-def test_the_error_of_a_rank_is_that_of_those_that_wait_for_it(tmp_path: Path) -> None:
-    def statuses(*ranks):
-        return [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
+@pytest.mark.parametrize("killed", [False, True])
+def test_who_waits_for_a_rank_makes_the_parts_that_it_leaves(tmp_path: Path, killed: bool) -> None:
+    path, seen = tmp_path / "a.h5", []
 
-    path, failing = tmp_path / "a.h5", Numbered()
-    failing.failing = frozenset([3])
-    assert statuses(in_another_process(failing, path, shard=(0, 2))) == [3]
-    # An earlier start's is not: that rank may come again.
-    time.sleep(0.02)  # the resolution of a process's start
-    ranks = [in_another_process(Numbered(), path, shard=(rank, 2)) for rank in (1, 0)]
-    assert statuses(*ranks) == [0, 0]
-    path.unlink()
-
-    # One that ended before this rank looked, though after its process began, is of this start.
-    rank_1 = in_another_process(Numbered(), path, shard=(1, 2), after=tmp_path / "rank 0 failed")
-    assert statuses(in_another_process(failing, path, shard=(0, 2))) == [3]
-    (tmp_path / "rank 0 failed").touch()
-    assert statuses(rank_1) == [3]
-
-    path = tmp_path / "b.h5"  # whose ranks have left no error yet
-
-    def tell(progress):
-        if progress.waiting:
+    def look(progress):
+        if progress.waiting and progress.samples_done:
+            seen.append(progress)
             (tmp_path / "rank 1 waits").touch()
 
-    rank_0 = in_another_process(Late(tmp_path / "rank 1 waits", 3), path, shard=(0, 2))
-    with pytest.raises(CacheError, match=r"rank 0 of 2 ended.* no sample 3 today"):
-        precompute(Numbered(), path, shard=(1, 2), num_workers=0, progress=tell)
-    assert statuses(rank_0) == [3]
+    dataset = Late(tmp_path / "rank 1 waits", killed=killed)
+    rank_0 = in_another_process(dataset, path, shard=(0, 2), rows=10)
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    cached = build(Late(tmp_path), path, 1, 2, rows=10, progress=look)
+    assert_same(list(cached), [Numbered()[row] for row in range(SIZE)])
+    assert os.waitstatus_to_exitcode(os.waitpid(rank_0, 0)[1]) == (-9 if killed else 0)
+    assert (seen[0].shards_left, seen[0].samples_done, seen[0].samples) == (1, 21, SIZE)
+
+
+def test_a_sample_that_fails_is_an_error_of_each_rank(path):
+    failing = Numbered()
+    failing.failing = frozenset([17])
+    for rank in (0, 1):
+        with pytest.raises(ValueError, match="no sample 17 today") as caught:
+            build(failing, path, rank, 2)
+    assert any("20 of 20 samples are kept in" in note for note in caught.value.__notes__)
+    assert len(build(Numbered(), path, 1, 2)) == SIZE
 
 
 def test_a_late_rank_whose_parts_are_joined_begins_no_second_build(tmp_path: Path) -> None:
@@ -374,19 +342,19 @@ def build_command(command, tmp_path):
 
 def test_shards_that_are_built_apart_are_joined(command, build_command, expected, tmp_path):
     for rank in range(4):
-        assert f"a.parts/000{rank}0.h5: 1" in build_command(f"--shard={rank}/4", "--no-wait").out
+        assert f"a.parts/{PARTS[rank]}: " in build_command(f"--shard={rank}/4", "--no-wait").out
     assert "a.h5: 41 samples in 4 parts, " in command("cache", "join", "a.h5").out
     assert_equal_to_the_bit(tmp_path, expected)
     told = command("cache", "info", "a.h5").out
     assert "in 4 parts:" in told
-    assert "a.parts/00030.h5: 11 samples" in told
-    part = tmp_path / "a.parts" / "00010.h5"
+    assert "a.parts/00033.h5: 8 samples" in told
+    part = tmp_path / "a.parts" / "00011.h5"
     spoil(part, part.stat().st_size // 2)
     done = command("cache", "verify", "a.h5")
     damaged, advice = done.out.splitlines()
     assert done.status == 1
-    assert damaged.startswith("a.parts/00010.h5: ")
-    assert "delete a.parts/00010.h5 and build again" in advice
+    assert damaged.startswith("a.parts/00011.h5: ")
+    assert "delete a.parts/00011.h5 and build again" in advice
     part.unlink()
     done = command("cache", "info", "a.h5")
     assert done.status == 2
@@ -402,7 +370,7 @@ def test_the_rank_is_that_of_torchrun(build_command, monkeypatch, tmp_path):
         assert done.status == 2
         assert message in done.err
 
-    for rank, world, files in (("1", "2", ["a.parts/00020.h5"]), ("0", "1", ["a.h5"])):
+    for rank, world, files in (("1", "2", ["a.parts/00021.h5"]), ("0", "1", ["a.h5"])):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", world)
         assert build_command(*(["--no-wait"] if world == "2" else [])).status == 0

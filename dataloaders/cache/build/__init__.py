@@ -4,12 +4,11 @@
     range of samples ──workers.py──> rows.py ──> a finished part      parts.py: names, what is there
     all parts ──combining.py, joining.py──> train.h5                  locks.py: one builder at once
 
-builder.py      precompute(), estimate()             ranks.py        waiting for the other ranks
+builder.py      precompute(), estimate(); ranks      workers.py      torch's workers make parts
 source.py       options; the dataset of a cache: its fingerprint; opened where one is finished
 study.py        a few samples, read before           estimation.py   size, time, rows of a part
-reading.py      one sample -> cells, or its error;   rows.py         samples -> one part
-                whether it drew random numbers       workers.py      torch's workers make parts
-parts.py        the folder of parts                  joining.py      join(), merge()
-combining.py    the columns of parts as one's        progress.py     how far a build is
-locks.py        one builder a cache, by filelock
+reading.py      one sample -> leaves, or its error;  rows.py         samples -> one part
+                whether it drew random numbers       parts.py        the folder of parts
+combining.py    the columns of parts as one's        joining.py      join(), merge()
+locks.py        one builder a cache, by filelock     progress.py     how far a build is
 """

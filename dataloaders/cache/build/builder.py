@@ -4,15 +4,18 @@
     samples 500 to 999 ──a worker──> train.parts/00500.h5, finished, synced, renamed
     all parts there ──joined, or copied into one file──> train.h5 ──> CachedDataset
 
-Whatever is killed, and whenever: finished parts stay, and the next call makes the others. Ranks do
-the same with a range of samples each, and know of each other only by the parts that they see.
+Whatever is killed, and whenever: finished parts stay, and the next call makes the others. Each rank
+has some of the parts. A rank that has made its own waits for the locks of the others, one by one,
+and makes the parts that are missing then: those of a rank that failed, was killed or has not begun.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,11 +28,11 @@ from dataloaders.cache.build.parts import (
     missing_in,
     new_token,
     parts_joined,
+    samples_of,
     target_of,
-    token_joined,
+    token_of,
 )
 from dataloaders.cache.build.progress import BuildProgress, Pace
-from dataloaders.cache.build.ranks import Ranks
 from dataloaders.cache.build.rows import other_structure
 from dataloaders.cache.build.source import Options, Source, warn_of_versions
 from dataloaders.cache.build.workers import make_parts
@@ -43,6 +46,8 @@ from dataloaders.cache.read.verification import verify
 from dataloaders.cache.sample.images import Choice
 from dataloaders.errors import CacheError, add_note
 from dataloaders.options import option
+
+_REPORT_S = 0.5
 
 
 def precompute(
@@ -89,7 +94,8 @@ def precompute(
             is.
         num_workers: processes that read samples; "auto": one a core. 0: this process.
         rows: samples in a part, which a worker loses when it is interrupted. None: some 96 MiB. A
-            part that takes a worker longer than half a minute is closed early.
+            part that takes a worker longer than half a minute is closed early. An unfinished build
+            goes on with those that it was begun with.
         allow_random: keep one draw of each sample, read with the generators of torch, NumPy and
             ``random`` seeded by its number. False: refuse a dataset that draws from one of them or
             seeds it while any sample's stored part is made, or of which a few samples differ when
@@ -108,8 +114,8 @@ def precompute(
         multiprocessing_context: how workers start, as a DataLoader takes it.
         worker_init_fn: called in each worker with its number, as a DataLoader takes it.
         shard: (rank, of), where ``of`` processes, on one machine or many, call this with the same
-            dataset and path: each builds the parts of its samples, one of them joins all, and each
-            returns the whole. With ``wait=False`` a rank returns a cache of its own samples as soon
+            dataset and path: each builds the parts of its samples, then those that a rank that
+            ended or has not begun leaves; one of them joins all, and each returns the whole. With ``wait=False`` a rank returns a cache of its own samples as soon
             as these are built, and nothing is joined: see `join`.
         check: "contents" compares a few samples, read in another process, with the file that is
             there. None: its class, length, transforms and classes are compared, and none is read.
@@ -132,8 +138,8 @@ def precompute(
     options = {n: each for n, each in locals().items() if n not in ("dataset", "path")}
     target = target_of(path)
     builder = _Builder(Source(dataset, Options(**options)), target)
-    builder.have_built()
-    return builder.source.open(builder.own if shard is not None and not wait else target)
+    path = builder.built()
+    return builder.source.open(path, is_whole=path == target)
 
 
 def estimate(
@@ -166,37 +172,51 @@ def opened(loader: Any, path: Path, **options: Any) -> CachedDataset:
 
 
 class _Builder:
-    """One call of `precompute`; ``own``: of a rank, the cache of its samples once it is built."""
+    """One call of `precompute`. Without ``shard=`` it is the only rank."""
 
     def __init__(self, source: Source, path: Path) -> None:
-        self.folder = BuildFolder(path)
-        self.path = self.own = path
-        self.source = source
+        self.source, self.path, self.folder = source, path, BuildFolder(path)
         self._options = source.options
         self._is_alone = source.options.shard is None
-        self._range = source.samples
+        self._is_apart = not (self._is_alone or source.options.wait)
+        self._rank, self._of = source.options.shard or (0, 1)
         self._report = source.options.progress or _silent
-        self._ranks = Ranks(path, self.folder, source)
+        self._reported = -math.inf  # when this call last reported that it waits
         self._sound: set[Path] = set()  # parts that this call has made, or verified
         self._before = _identity(path)  # another builder may rename its file into place meanwhile
 
-    def have_built(self) -> None:
-        """Have the cache in place, or this rank's parts of it."""
-        wait, is_alone = self._options.wait, self._is_alone
-        if not self._is_done() or not (is_alone or wait):
-            waiting = self._ranks.tell if wait or not is_alone else None
-            with locked(self.path, self._ranks.name, waiting=waiting):
-                try:
-                    self._build()
-                except BaseException as error:
-                    self._tell_how_to_go_on(error)
-                    if not is_alone and not isinstance(error, KeyboardInterrupt):
-                        self._ranks.note_error(error)
-                    raise
-            if not is_alone and wait:
-                self._ranks.wait(lambda: self._finish(self.folder.finished()))
-        if is_alone or wait:
-            self._end_finished()
+    def built(self) -> Path:
+        """Build what is missing, and return the cache; of a rank that does not wait, its own."""
+        if self._is_apart:
+            with self._locked(self._rank):
+                return self._own_cache(self._made_by(self._rank))
+        if not self._is_done():
+            parts = []
+            for turn in range(self._of):  # this rank, then what others have left unfinished
+                rank = (self._rank + turn) % self._of
+                if turn and self._is_complete(rank):
+                    parts += self.folder.finished(self._samples_of(rank))
+                    continue
+                with self._locked(rank):
+                    parts += self._made_by(rank)
+            with self._locked():
+                if not self._is_done():
+                    self._finish(sorted(parts, key=lambda part: part.samples.start))
+        self._end_finished()
+        return self.path
+
+    @contextmanager
+    def _locked(self, rank: int | None = None) -> Iterator[None]:
+        """Hold the lock of a rank, or that of the whole; an error says what is kept."""
+        name = "build" if rank is None else f"{rank:05d}-of-{self._of:05d}"
+        waits = self._options.wait or not self._is_alone
+        waiting = self._report_waiting if waits else None
+        with locked(self.path, "" if self._is_alone else name, waiting=waiting):
+            try:
+                yield
+            except BaseException as error:
+                self._say_how_to_go_on(error)
+                raise
 
     def _is_done(self) -> bool:
         """Whether the cache is there, with all of its parts, and is not to be replaced."""
@@ -205,7 +225,7 @@ class _Builder:
         return all(map(os.path.lexists, parts_joined(self.path)))
 
     def _is_ours(self) -> bool:
-        """Whether this very build made the cache: other ranks, or who was waited for."""
+        """Whether this very build made the cache: other ranks, or another call, waited for."""
         own = self._options.build_id
         if own is None:
             return _identity(self.path) != self._before
@@ -214,22 +234,99 @@ class _Builder:
         return False
 
     def _end_finished(self) -> None:
-        """Remove what a builder that was killed at the very end has left behind.
+        """Remove what a builder that was killed at the very end has left.
 
         An interrupted build that is to replace the cache stays, to go on.
         """
         if not self.folder.is_begun:
             self.folder.remove_if_empty()
-        elif self.path.exists():
+        else:
             with suppress(OSError, CacheError), locked(self.path):  # the disk may be read-only
                 if self.folder.is_left(self.folder.begun()):
                     self.folder.keep_only(part.name for part in parts_joined(self.path))
 
-    def _build(self) -> None:
-        """Make the parts that are missing, and unless there are other ranks the cache."""
-        options, folder, source = self._options, self.folder, self.source
-        if (self._is_alone or options.wait) and self._is_done():
-            return  # whoever was waited for has built it: also where each was told to overwrite
+    def _made_by(self, rank: int) -> list[Part]:
+        """Make the missing parts of a rank, whose lock is held, and return all of its parts."""
+        if not self._is_apart and self._is_done():
+            return []  # whoever was waited for has built it, also where each was told to overwrite
+        is_first = not self.folder.rows
+        if is_first and not self._begin():
+            return []
+        samples, parts = self._samples_of(rank), []
+        for part in self.folder.finished(samples):
+            if part.path in self._sound or self._is_fit(part, rank):
+                parts.append(part)
+            else:
+                part.path.unlink(missing_ok=True)
+        # Only now: whoever finishes the cache may remove its parts.
+        if not self._is_apart and self._is_done():
+            return parts
+        if not (is_first or missing_in(samples, parts)):
+            return parts
+        expected = self.source.estimate(self.path.parent, self.folder.rows, self._one_file)
+        if is_first:
+            # Ranks that wait for each other write into one folder: all need room in it.
+            whole = range(self.source.length) if self._options.wait else samples
+            written = sum(part.index.file_bytes for part in self.folder.finished(whole))
+            expected.refuse_small_disk(len(whole), written, self.path.parent)
+            (self._options.announce or _silent)(expected)
+        tasks = self._tasks(samples, parts)
+        pace = Pace(samples, expected.bytes, parts)
+        self._report(pace.now)
+
+        def finished(part: Part) -> None:
+            first = next((each for each in parts if each.index.rows), part)
+            one, other = first.index.structure, part.index.structure
+            if part.index.rows and one != other:
+                who = f"samples {first.samples.start} and {part.samples.start}"
+                raise other_structure(who, one, other)
+            parts.append(part)
+            self._sound.add(part.path)
+            self._report(pace.computing(part))
+
+        if tasks:
+            workers = min(expected.num_workers, len(tasks))
+            make_parts(self.folder, tasks, finished, self.source, workers)
+        return sorted(parts, key=lambda part: part.samples.start)
+
+    def _is_complete(self, rank: int) -> bool:
+        """Whether all parts of a rank are there and fit, so that nobody has to be waited for."""
+        if not self.folder.rows:
+            return False
+        samples = self._samples_of(rank)
+        parts = self.folder.finished(samples)
+        return not missing_in(samples, parts) and all(self._is_fit(part, rank) for part in parts)
+
+    def _is_fit(self, part: Part, rank: int) -> bool:
+        """Whether a part that an earlier call, or another rank, has made is to be kept."""
+        if not self._options.resume or (part.failed and self._options.on_error == "raise"):
+            return False
+        # A copy has checksums of its own: what flipped in a part would not be seen later.
+        return rank != self._rank or not (self._one_file and verify(part.path))
+
+    def _tasks(self, samples: range, parts: Sequence[Part]) -> list[range]:
+        """Return the samples of each part that is missing beside these."""
+        rows = self.folder.rows
+        if not self.source.length and not parts:
+            return [range(0)]
+        return [
+            range(max(first, each.start), min(first + rows, each.stop))
+            for each in missing_in(samples, parts)
+            for first in range(each.start // rows * rows, each.stop, rows)
+        ]
+
+    def _samples_of(self, rank: int) -> range:
+        return samples_of(rank, self._of, self.source.length, self.folder.rows)
+
+    def _begin(self) -> bool:
+        """Begin the build, or go on: with an unfinished one, or a cache that lacks parts.
+
+        Return whether there is something to build: other ranks may have finished it meanwhile.
+
+        Raises:
+            CacheError: that is of something else; says what differs.
+        """
+        options, source, folder = self._options, self.source, self.folder
         refuse_no_h5py()  # before the first sample is read
         if source.compress is not None:
             refuse_missing(source.compress.codec)
@@ -240,97 +337,51 @@ class _Builder:
             )
         if not options.allow_random:
             source.known.study.refuse_random(source.known.found)
-        with nullcontext() if self._is_alone else locked(self.path, "build", waiting=_silent):
-            if not self._is_alone and options.wait and self._is_done():
-                return  # finished by another rank, with parts that this one had made earlier
-            self._begin()
-        told = source.estimate(self.path.parent, folder.rows, self._one_file)
-        parts = []
-        for part in folder.finished(self._range):
-            is_unfit = not options.resume or (part.failed and options.on_error == "raise")
-            # A copy has checksums of its own: what flipped in a part would not be seen later.
-            if not is_unfit and not (self._one_file and verify(part.path)):
-                parts.append(part)
-            elif self._is_alone or part.samples.start in self._range:  # else another rank's
-                part.path.unlink(missing_ok=True)
-        # Ranks that wait for each other write into one folder; each counts what all of them need.
-        whole = range(source.length) if options.wait else self._range
-        written = sum(part.index.file_bytes for part in folder.finished(whole))
-        told.refuse_small_disk(len(whole), written, self.path.parent)
-        (options.announce or _silent)(told)
-        parts = self._made(parts, told)
-        self._sound = {part.path for part in parts}
-        if self._is_alone:
-            self._finish(parts)
-        elif not options.wait:
-            self._make_own(parts)
-
-    def _begin(self) -> None:
-        """Begin the build, or go on: with an unfinished one, or a cache that lacks parts.
-
-        Raises:
-            CacheError: that is of something else; says what differs.
-        """
-        options, source, folder = self._options, self.source, self.folder
         anew = {
             "of": source.fingerprint,
             "rows": source.rows_of_part,
             "token": new_token(options.build_id) if options.overwrite else "",
             "one_file": source.is_small,
+            "replaces": "",
         }
-        begun, what = folder.begun(), f"{folder.path} holds an unfinished build"
-        if options.overwrite and folder.is_left(begun):  # or it was to mend what is there
-            begun = None
-        elif begun is None and self.path.exists() and not options.overwrite:
-            what, of = f"{self.path} lacks parts, and is", Index.parse(str(self.path)).fingerprint
-            begun = {**anew, "of": of, "token": token_joined(self.path), "one_file": False}
-        if begun is not None:
-            changed = source.changed(begun["of"], "when it was begun")
-            if options.rows not in (None, begun["rows"]):
-                changed.append(f"rows: {begun['rows']} when it was begun, {options.rows} now")
-            if changed and not options.overwrite:
-                raise CacheError(
-                    f"{what} of something else; {'; '.join(changed)}. Pass "
-                    f"{option('overwrite', True)} to begin anew, or give what it was begun with "
-                    "to go on"
-                )
-            begun = None if changed else begun
-        if begun is not None:
-            warn_of_versions(begun["of"], folder.path)
-        folder.begin(begun or anew)
+        with nullcontext() if self._is_alone else self._locked():
+            if not (self._is_alone or self._is_apart) and self._is_done():
+                return False
+            begun, what = folder.begun(), f"{folder.path} holds an unfinished build"
+            if options.overwrite and folder.is_left(begun):  # or it was to mend what is there
+                begun = None
+            elif begun is None and self.path.exists() and not options.overwrite:
+                index = Index.parse(str(self.path))
+                what = f"{self.path} lacks parts, and is"
+                begun = {
+                    **anew,
+                    "of": index.fingerprint,
+                    "rows": max((part.samples for part in index.shards), default=anew["rows"]),
+                    "token": "".join(map(token_of, parts_joined(self.path)[:1])),
+                    "one_file": False,
+                }
+            if begun is not None:
+                changed = source.changed(begun["of"], "when it was begun")
+                if changed and not options.overwrite:
+                    raise CacheError(
+                        f"{what} of something else; {'; '.join(changed)}. Pass "
+                        f"{option('overwrite', True)} to begin anew, or give what it was begun "
+                        "with to go on"
+                    )
+                begun = None if changed else begun
+            if begun is not None:
+                warn_of_versions(begun["of"], folder.path)
+            elif self.path.exists():
+                with suppress(CacheError):  # it may be any file
+                    anew["replaces"] = Index.parse(str(self.path)).identity
+            folder.begin(begun or anew)
+        return True
 
     @property
     def _one_file(self) -> bool:
         """Whether the parts become one file."""
         single = self._options.single_file
         return self.folder.one_file if single is None else single
-
-    def _made(self, parts: list[Part], told: Estimate) -> list[Part]:
-        """Make the parts that are missing beside these, and return all, in order."""
-        source, rows = self.source, self.folder.rows
-        tasks = [
-            range(max(first, each.start), min(first + rows, each.stop))
-            for each in missing_in(self._range, parts)
-            for first in range(each.start // rows * rows, each.stop, rows)
-        ]
-        if not source.length and not parts:
-            tasks = [range(0)]
-        pace = Pace(self._range, told.bytes, parts)
-        self._report(pace.told)
-        if not tasks:
-            return parts
-
-        def finished(part: Part) -> None:
-            first = next((each for each in parts if each.index.rows), part)
-            one, other = first.index.structure, part.index.structure
-            if part.index.rows and one != other:
-                who = f"samples {first.samples.start} and {part.samples.start}"
-                raise other_structure(who, one, other)
-            parts.append(part)
-            self._report(pace.computing(part))
-
-        make_parts(self.folder, tasks, finished, source, min(told.num_workers, len(tasks)))
-        return sorted(parts, key=lambda part: part.samples.start)
 
     def _finish(self, parts: list[Part]) -> None:
         """Make the cache of all parts, and remove what it does not need."""
@@ -355,29 +406,46 @@ class _Builder:
         is_whole = self._one_file or len(parts) == 1
         self.folder.keep_only([] if is_whole else [part.path.name for part in parts])
 
-    def _make_own(self, parts: list[Part]) -> None:
-        """Have a cache of this rank's samples, beside its parts."""
+    def _own_cache(self, parts: list[Part]) -> Path:
+        """Return a cache of this rank's samples, beside its parts."""
         if not parts:
             raise CacheError(
-                f"there are no samples for rank {self._ranks.name}: the dataset has "
-                f"{self.source.length}; use fewer ranks"
+                f"there are no samples for rank {self._rank} of {self._of}: the dataset has "
+                f"{self.source.length}, in parts of {self.folder.rows}; use fewer ranks"
             )
-        self.own = parts[0].path
-        if len(parts) > 1:
-            self.own = self.folder.path / f"{self._ranks.name}.h5"
-            combined(self.own, parts)
+        if len(parts) == 1:
+            return parts[0].path
+        path = self.folder.path / f"{self._rank:05d}-of-{self._of:05d}.h5"
+        combined(path, parts)
+        return path
 
-    def _tell_how_to_go_on(self, error: BaseException) -> None:
-        """Add to ``error`` what is kept; remove the folder if nothing is."""
-        if not self.folder.length:
+    def _report_waiting(self, seconds: float) -> None:
+        """Report, now and then, how far all ranks are while another one is waited for."""
+        if 0 <= seconds - self._reported < _REPORT_S:
             return
-        parts = self.folder.finished(self._range)
-        done = len(self._range) - sum(map(len, missing_in(self._range, parts)))
+        self._reported = seconds
+        folder = self.folder
+        parts = folder.finished() if folder.length or folder.watch() else []
+        samples = range(folder.length)
+        left = {
+            rank
+            for rank in range(self._of if samples else 0)
+            if rank != self._rank and missing_in(self._samples_of(rank), parts)
+        }
+        now = replace(Pace(samples, 0, parts).now, waiting=True, seconds=seconds)
+        self._report(replace(now, shards_left=len(left)))
+
+    def _say_how_to_go_on(self, error: BaseException) -> None:
+        """Add to ``error`` what is kept; remove the folder if nothing is."""
+        if not self.folder.rows:
+            return
+        samples = self._samples_of(self._rank)
+        missing = sum(map(len, missing_in(samples, self.folder.finished(samples))))
         text = (
-            f"{done} of {len(self._range)} samples are kept in {self.folder.path}; start it "
-            "again with the same arguments to go on"
+            f"{len(samples) - missing} of {len(samples)} samples are kept in {self.folder.path}; "
+            "start it again with the same arguments to go on"
         )
-        if not done:
+        if missing == len(samples):
             if self._is_alone:
                 with suppress(CacheError):
                     self.folder.keep_only(part.name for part in parts_joined(self.path))

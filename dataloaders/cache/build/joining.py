@@ -18,7 +18,14 @@ import numpy as np
 
 from dataloaders.cache.build.combining import Combined, MappedPart
 from dataloaders.cache.build.locks import locked
-from dataloaders.cache.build.parts import BuildFolder, Part, complete_build, part_at, target_of
+from dataloaders.cache.build.parts import (
+    BuildFolder,
+    Part,
+    complete_build,
+    part_at,
+    target_of,
+    unfinished_at,
+)
 from dataloaders.cache.format.attributes import differences
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
@@ -117,7 +124,7 @@ def combined(
     """
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):  # by who was killed
         left.unlink(missing_ok=True)
-    path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    path = unfinished_at(target.with_name(f".{target.name}"))
     done = reported = whole = 0
 
     def told(count: int) -> None:

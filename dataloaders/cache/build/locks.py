@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ def locked(
         Busy: somebody has it, and ``waiting`` is None.
         CacheError: the file system has no locks.
     """
-    path = lock_path(target, rank)
+    path = target.with_name(f".{target.name}{rank and '.' + rank}.lock")
     lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
     started = time.monotonic()
     while True:
@@ -55,12 +54,6 @@ def locked(
                 "can be written and locked; give a path on such a disk, and move the finished files"
             ) from error
     try:
-        os.truncate(path, 0)  # what a rank noted in it, see ranks.py
         yield
     finally:
         lock.release()
-
-
-def lock_path(target: Path, rank: str = "") -> Path:
-    """Return the lock file of the cache at ``target``."""
-    return target.with_name(f".{target.name}{rank and '.' + rank}.lock")

@@ -4,13 +4,13 @@
     train.parts/
         00000.h5         samples 0 to 499, a cache by itself
         00500.h5         samples 500 to 999
-        01000.h5.77.tmp  samples 1000 and more, being written by process 77
+        01000.h5.5e1f.tmp  samples 1000 and more, being written
         build.json       what is built; gone when it is finished
     .train.h5.lock       who builds; stays
 
-A part is named by its first sample. Builds that replace a finished cache have names of their own
-(``00500-5e1f.h5``), shared by all ranks, so that nothing old is taken for something new. Where a
-part ends depends on how many ranks built it; whoever goes on with others fills the gaps.
+A part is named by its first sample. The parts of builds that replace a finished cache have names of
+their own (``00500-5e1f.h5``), shared by all ranks, so that nothing old is taken for something new.
+A part that took too long or too much memory ends early, and another one has the rest.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ from dataloaders.options import option
 _PART = re.compile(r"(\d{5,15})((?:-[0-9a-f]{8})?)\.h5")
 
 
-def range_of(rank: int, of: int, samples: int) -> range:
-    """Return the samples of one rank: the dataset cut into ``of`` ranges of nearly one length."""
-    return range(rank * samples // of, (rank + 1) * samples // of)
+def samples_of(rank: int, of: int, samples: int, rows: int) -> range:
+    """Return the samples of one rank among ``of``: whole parts, of ``rows`` samples each."""
+    parts = -(-samples // rows)
+    first, stop = (min(each * parts // of * rows, samples) for each in (rank, rank + 1))
+    return range(first, stop)
 
 
 def target_of(path: str | os.PathLike[str]) -> Path:
@@ -83,16 +85,21 @@ def parts_joined(target: Path) -> list[Path]:
     return [target.parent / shard.name for shard in shards]
 
 
-def token_joined(target: Path) -> str:
-    """Return the token in the names of these parts."""
-    found = [_PART.fullmatch(part.name) for part in parts_joined(target)[:1]]
-    return found[0][2] if found and found[0] else ""
+def token_of(part: Path) -> str:
+    """Return the token in the name of a part."""
+    found = _PART.fullmatch(part.name)
+    return found[2] if found else ""
 
 
 def new_token(build_id: str | None) -> str:
     """Return the token of a build that overwrites; one without an id is nobody else's."""
     own = os.urandom(4) if build_id is None else blake2b(build_id.encode(), digest_size=4).digest()
     return f"-{own.hex()}"
+
+
+def unfinished_at(path: Path) -> Path:
+    """Return a name beside ``path`` that no other process on any machine writes to."""
+    return path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")
 
 
 def parts_in(folder: Path) -> list[re.Match[str]]:
@@ -137,7 +144,7 @@ class BuildFolder:
         if now != self.begun():
             with writing(self.path.parent):
                 self.path.mkdir(exist_ok=True)
-                unfinished = self._settings.with_suffix(f".{os.getpid()}.tmp")
+                unfinished = unfinished_at(self._settings)
                 unfinished.write_text(json.dumps(now))
                 unfinished.rename(self._settings)
                 sync(self.path.parent)
@@ -155,7 +162,7 @@ class BuildFolder:
     def begun(self) -> dict[str, Any] | None:
         """Return the settings of the unfinished build; None: there is none that can be read."""
         try:
-            found = {"one_file": False, **json.loads(self._settings.read_text())}
+            found = {"one_file": False, "replaces": "", **json.loads(self._settings.read_text())}
             good = (
                 type(found["of"]["length"]) is type(found["rows"]) is int
                 and found["rows"] > 0
@@ -166,13 +173,14 @@ class BuildFolder:
         return found if good else None
 
     def is_left(self, begun: Mapping[str, Any] | None) -> bool:
-        """Whether the cache is there that the build with these settings was to make, or to mend.
+        """Whether the build with these settings has made its cache, and was killed before its end.
 
-        Its builder was killed at the very end: the cache is younger than the build's beginning.
+        The parts that the cache joins have the build's token, or it is not the one to be replaced.
         """
-        with suppress(OSError, CacheError):  # there is none; or it is no cache
-            age = self._settings.stat().st_mtime_ns - self._target.stat().st_mtime_ns
-            return begun is not None and (age < 0 or begun["token"] == token_joined(self._target))
+        with suppress(CacheError):  # there is none; or it is no cache
+            own, now = parts_joined(self._target), Index.parse(str(self._target)).identity
+            is_joined = own and token_of(own[0]) == (begun or {}).get("token")
+            return begun is not None and (is_joined or now != begun["replaces"])
         return False
 
     def finished(self, samples: range | None = None) -> list[Part]:

@@ -26,7 +26,7 @@ class BuildProgress:
         seconds: the time since this call began this phase.
         samples_per_second: the rate of this call; None before the first samples are finished.
         seconds_left: the time until the end of this phase at this rate; None if unknown.
-        shards_left: the ranks that this one waits for.
+        shards_left: the other ranks whose parts are not all there, while this one waits.
     """
 
     phase: Literal["compute", "assemble"]
@@ -43,7 +43,7 @@ class BuildProgress:
 
 
 class Pace:
-    """How fast a build of these samples is, from when this call began; ``told``: how far it is.
+    """How fast a build of these samples is, from when this call began; ``now``: how far it is.
 
     ``expected`` are the bytes of all its samples; 0: not known. ``before`` are the parts that were
     there.
@@ -54,31 +54,31 @@ class Pace:
         self._before = len(samples) - sum(map(len, missing_in(samples, before)))
         failed = sum(part.failed for part in before)
         size = sum(part.index.file_bytes for part in before)
-        self.told = BuildProgress(
+        self.now = BuildProgress(
             "compute", False, len(samples), self._before, failed, size, expected, 0.0, None, None
         )
 
     def computing(self, part: Part) -> BuildProgress:
         """Return the progress of the phase that reads samples, with this part more."""
         seconds = time.monotonic() - self._started
-        done = self.told.samples_done + len(part.samples)
+        done = self.now.samples_done + len(part.samples)
         rate = (done - self._before) / max(seconds, 1e-9) or None
-        self.told = replace(
-            self.told,
+        self.now = replace(
+            self.now,
             samples_done=done,
-            failed=self.told.failed + part.failed,
-            bytes_done=self.told.bytes_done + part.index.file_bytes,
+            failed=self.now.failed + part.failed,
+            bytes_done=self.now.bytes_done + part.index.file_bytes,
             seconds=seconds,
             samples_per_second=rate,
-            seconds_left=rate and (self.told.samples - done) / rate,
+            seconds_left=rate and (self.now.samples - done) / rate,
         )
-        return self.told
+        return self.now
 
     def assembling(self, done: int, whole: int) -> BuildProgress:
         """Return the progress of the phase that makes the file."""
         seconds = time.monotonic() - self._started
         return replace(
-            self.told,
+            self.now,
             phase="assemble",
             bytes_done=done,
             bytes_expected=whole,

@@ -7,7 +7,6 @@ A part is closed early when its rows take too much memory or too long; the rest 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.build.parts import BuildFolder, Part
+from dataloaders.cache.build.parts import BuildFolder, Part, unfinished_at
 from dataloaders.cache.build.reading import (
     BYTES_PER_CELL,
     DrawDetector,
@@ -111,7 +110,7 @@ class Maker:
             fingerprint=fingerprint,
         )
         path = self.folder.part_path(samples.start)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        unfinished = unfinished_at(path)
         try:
             index = write_cache(
                 unfinished, about, rows.structure, rows.rows, rows.entries(), rows.blocks

@@ -23,7 +23,7 @@ from dataloaders.cache.build.estimation import (
     rows_of_part,
     workers_for,
 )
-from dataloaders.cache.build.parts import BuildFolder, range_of
+from dataloaders.cache.build.parts import BuildFolder, samples_of
 from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.build.reading import Failure
 from dataloaders.cache.build.rows import Maker
@@ -119,13 +119,12 @@ class Known(NamedTuple):
 
 
 class Source:
-    """A dataset of which a cache is built or opened; ``samples`` are those that a rank builds."""
+    """A dataset of which a cache is built or opened."""
 
     def __init__(self, dataset: Any, options: Options) -> None:
         self.dataset = dataset
         self.options = options
         self.length = _length_of(dataset)
-        self.samples = range_of(*(options.shard or (0, 1)), self.length)
         self.images = Images.of(options.images)
         self.compress = compressed_of(options.compress)
         self._known: Known | None = None
@@ -204,7 +203,11 @@ class Source:
     @property
     def rows_of_part(self) -> int:
         """The samples of a part."""
-        return self.options.rows or rows_of_part(self.known.found, self.length)
+        ranks = 1 if self.options.shard is None else self.options.shard[1]
+        most = max(1, -(-self.length // ranks))  # so that each rank has some
+        if self.options.rows:
+            return min(self.options.rows, most)
+        return min(rows_of_part(self.known.found, self.length, ranks * self.workers), most)
 
     @property
     def is_small(self) -> bool:
@@ -217,7 +220,8 @@ class Source:
         if isinstance(self.options.num_workers, int):
             return self.options.num_workers
         memory = available_memory() * self._memory_of
-        most = workers_for(self.known.found, len(self.samples), cores=self._cores, memory=memory)
+        samples = -(-self.length // (1 if self.options.shard is None else self.options.shard[1]))
+        most = workers_for(self.known.found, samples, cores=self._cores, memory=memory)
         return max(1, most)  # "auto" never opens the dataset's files in this process
 
     def maker(self, folder: BuildFolder) -> Maker:
@@ -243,10 +247,9 @@ class Source:
 
     def estimate(self, folder: Path, rows: int, one_file: bool) -> Estimate:
         """Return what building in ``folder`` will take, of parts of so many rows."""
-        found, samples = self.known.found, len(self.samples)
-        rank_of = 1 if self.options.shard is None else self.options.shard[1]
-        has_parts = rows < self.length or rank_of > 1
-        is_copied = one_file and has_parts and (rank_of == 1 or self.options.wait)
+        found, (rank, of) = self.known.found, self.options.shard or (0, 1)
+        samples = len(samples_of(rank, of, self.length, rows))
+        is_copied = one_file and rows < self.length and (of == 1 or self.options.wait)
         size = round(found.row_bytes * samples)
         return Estimate(
             samples=samples,
@@ -259,8 +262,8 @@ class Source:
             rows=rows,
         )
 
-    def open(self, path: Path) -> CachedDataset:
-        """Return the finished cache, or that of one rank, compared with the dataset now.
+    def open(self, path: Path, *, is_whole: bool = True) -> CachedDataset:
+        """Return the finished cache, or unless it ``is_whole`` a rank's, compared with the dataset.
 
         Raises:
             CacheError: there is no cache, or it is of something else; says what differs.
@@ -272,6 +275,8 @@ class Source:
         if self.compress is not None:
             wanted["compress"] = str(self.compress)
         cached = CachedDataset(path, expect=wanted)
+        if is_whole:
+            cached.refuse_part()
         if options.check is None and self._known is None and self._open_unread(cached):
             return cached
         says = cached.index.fingerprint

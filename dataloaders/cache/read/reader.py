@@ -130,6 +130,13 @@ class CachedDataset(Dataset[Any]):
             advice = f". To read its rows as they are, pass expect={printable(repr(other), 4000)}"
         self._refuse(changes(built, expect, "when it was built"), advice)
 
+    def refuse_part(self) -> None:
+        """Raise a CacheError if this file has the samples of one part, or of one rank, only."""
+        has, length = self.index.samples, self.index.fingerprint.get("length", self.index.samples)
+        self._refuse(
+            [] if has == length else [f"it is a part, with {has} of {shown(length)} samples"]
+        )
+
     def refuse_other_classes(self, now: Mapping[str, Any]) -> None:
         """Raise a CacheError if these classes, from `attributes_of`, differ from the cache's."""
         self._refuse(differences(self.attributes, now))

@@ -215,8 +215,10 @@ def _image_cell(value: Any, where: str) -> Cell:
             f"the dataset, {_INSTEAD.get(value.mode, _IN_COLOUR)}"
         )
     dtype, channels = _MODES[value.mode]
-    pixels = np.asarray(value).reshape(value.height, value.width, channels)
-    return Cell(f"image:{value.mode}", np.array(pixels.transpose(2, 0, 1), dtype, order="C"))
+    planes = np.empty((channels, value.height, value.width), dtype)
+    for plane, band in zip(planes, value.split(), strict=True):
+        plane[:] = np.asarray(band)  # several times as fast as NumPy's copy of the transpose
+    return Cell(f"image:{value.mode}", planes)
 
 
 def _palette_cell(image: Any) -> Cell | str:
