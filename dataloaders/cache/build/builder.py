@@ -114,9 +114,10 @@ def precompute(
         multiprocessing_context: how workers start, as a DataLoader takes it.
         worker_init_fn: called in each worker with its number, as a DataLoader takes it.
         shard: (rank, of), where ``of`` processes, on one machine or many, call this with the same
-            dataset and path: each builds the parts of its samples, then those that a rank that
-            ended or has not begun leaves; one of them joins all, and each returns the whole. With ``wait=False`` a rank returns a cache of its own samples as soon
-            as these are built, and nothing is joined: see `join`.
+            dataset and path: each builds the parts of its samples, then those that are left by a
+            rank that ended or has not begun. One joins all, and each returns the whole. With
+            ``wait=False`` a rank returns a cache of its own samples as soon as these are built, and
+            nothing is joined: see `join`.
         check: "contents" compares a few samples, read in another process, with the file that is
             there. None: its class, length, transforms and classes are compared, and none is read.
         expect: entries of the fingerprint that a file that is there must have:
