@@ -79,7 +79,8 @@ _MODES = {
     "I": ("<i4", 1),
     "F": ("<f4", 1),
 }
-_MERGED = ("RGB", "RGBA", "CMYK", "YCbCr", "HSV")  # by PIL: twice as fast as a copy by NumPy
+# Split and merged by PIL, which takes half the time of a copy by NumPy or less.
+_MERGED = ("RGB", "RGBA", "CMYK", "YCbCr", "HSV")
 
 _IN_COLOUR = 'call .convert("RGB")'
 _NUMBERS = (
@@ -216,8 +217,12 @@ def _image_cell(value: Any, where: str) -> Cell:
         )
     dtype, channels = _MODES[value.mode]
     planes = np.empty((channels, value.height, value.width), dtype)
-    for plane, band in zip(planes, value.split(), strict=True):
-        plane[:] = np.asarray(band)  # several times as fast as NumPy's copy of the transpose
+    if value.mode in _MERGED:
+        for plane, band in zip(planes, value.split(), strict=True):
+            plane[...] = np.asarray(band)
+    else:
+        pixels = np.asarray(value).reshape(value.height, value.width, channels)
+        planes[...] = pixels.transpose(2, 0, 1)
     return Cell(f"image:{value.mode}", planes)
 
 
