@@ -456,7 +456,7 @@ class _Builder:
             add_note(error, f"dataloaders: {text}")
 
 
-def _silent(told: object) -> None:
+def _silent(_: object) -> None:
     pass
 
 

@@ -127,7 +127,7 @@ def combined(
     path = unfinished_at(target.with_name(f".{target.name}"))
     done = reported = whole = 0
 
-    def told(count: int) -> None:
+    def count_written(count: int) -> None:
         nonlocal done, reported
         done += count
         is_next = done - reported >= _REPORTED or reported < whole <= done
@@ -157,7 +157,7 @@ def combined(
                 columns.blocks,
                 sources=None if one_file else columns.sources,
                 shards=() if one_file else [each.shard for each in maps],
-                progress=told,
+                progress=count_written,
             )
             path.rename(target)
             sync(target.parent)

@@ -279,9 +279,9 @@ def complete_build(target: Path) -> list[Part]:
         )
     length = parts[0].index.fingerprint.get("length")
     if missing := missing_in(range(length if type(length) is int else 0), parts):
-        told = ", ".join(f"{each.start} to {each.stop - 1}" for each in missing[:8])
+        spans = ", ".join(f"{each.start} to {each.stop - 1}" for each in missing[:8])
         raise CacheError(
-            f"{folder} is not complete: samples {told} are missing; copy the other parts there, "
+            f"{folder} is not complete: samples {spans} are missing; copy the other parts there, "
             "or build them"
         )
     return parts

@@ -49,7 +49,7 @@ class Failure(NamedTuple):
             is_same = type(again) is type(error) and str(again) == str(error)
         except Exception:  # classes of functions, odd constructors: anything
             is_same = False
-        return cls(pickled if is_same else pickle.dumps(CacheError(told(error))), trace)
+        return cls(pickled if is_same else pickle.dumps(CacheError(error_text(error))), trace)
 
     def reraise(self) -> NoReturn:
         """Raise it where it was sent to, the worker's traceback as its cause."""
@@ -67,11 +67,11 @@ def not_interrupted(error: BaseException) -> BaseException:
     return error
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return ``ValueError: its text``, of bounded length."""
     try:
         text = str(error)
-    except Exception:  # somebody else's code: the type is told, and the error itself goes on
+    except Exception:  # somebody else's code: the error itself goes on
         text = "(its text cannot be shown)"
     return f"{type(error).__name__}: {text}"[:_LONGEST_MESSAGE]
 

@@ -20,9 +20,9 @@ from dataloaders.cache.build.reading import (
     BYTES_PER_CELL,
     DrawDetector,
     draws_refused,
+    error_text,
     read_row,
     seed_for,
-    told,
 )
 from dataloaders.cache.format.disk import sync, writing
 from dataloaders.cache.format.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant
@@ -90,7 +90,7 @@ class Maker:
             except Exception as error:
                 if not self.skip:
                     raise
-                failed.append((index, told(error)))
+                failed.append((index, error_text(error)))
             # Also if it failed: which samples are left out must not depend on what is drawn.
             if detector is not None and (moved := detector.moved()):
                 raise draws_refused(cut.name, index, moved)

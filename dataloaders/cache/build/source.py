@@ -176,7 +176,7 @@ class Source:
         return Known(study, found, cut, contents)
 
     def _described(self, cut: Cut) -> dict[str, Any]:
-        """Return what a fingerprint says of the dataset that can be told without reading it."""
+        """Return what a fingerprint says of the dataset without reading it."""
         kind = type(self.dataset)
         module = "" if kind.__module__ in ("__main__", "__mp_main__") else f"{kind.__module__}."
         name = f"{module}{kind.__qualname__}"

@@ -23,10 +23,10 @@ from dataloaders.cache.build.reading import (
     DrawDetector,
     Failure,
     draws_refused,
+    error_text,
     not_interrupted,
     read_row,
     seed_for,
-    told,
 )
 from dataloaders.cache.build.rows import Gathered
 from dataloaders.cache.format.attributes import attributes_of
@@ -234,7 +234,7 @@ class Study:
                 theirs = self._theirs(index)
             except BaseException as error:
                 not_interrupted(error)
-                continue  # its row is read too, further on: there it is told
+                continue  # its row is read too, further on: that raises the error
             try:
                 self._seed(index, 0)
                 row = cut.read(index)
@@ -249,7 +249,7 @@ class Study:
             except Exception as error:
                 if self.images.packed and isinstance(error, CacheError):
                     continue  # the same
-                return f"a row could not be made or finished ({told(error)})"
+                return f"a row could not be made or finished ({error_text(error)})"
             if calls not in (None, now):
                 return "samples go through its transforms in different ways"
             calls = now
@@ -283,7 +283,7 @@ class Study:
                 if index in must:  # of the others, how many are read is a matter of time
                     found.digests[index] = "failed"
         if self._gathered:
-            with suppress(CacheError):  # whoever builds a part is told
+            with suppress(CacheError):  # making a part raises it
                 rows = self._rows.rows, self._rows.blocks
                 size = bytes_in_file(self._rows.entries(), *rows, self._compress, self._samples)
                 found.in_file = size / self._gathered

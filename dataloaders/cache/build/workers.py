@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from dataloaders.cache.build.reading import Failure, not_interrupted
 from dataloaders.cache.build.rows import Maker
 from dataloaders.cache.build.source import Source
 from dataloaders.errors import add_note
-from dataloaders.observing import Start
+from dataloaders.observing import Start, started_quietly
 from dataloaders.options import option
 
 
@@ -51,9 +50,8 @@ def make_parts(
     context, init = source.options.multiprocessing_context, source.options.worker_init_fn
     if context is None or isinstance(context, str):
         context = multiprocessing.get_context(context)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+
+    def start() -> Any:
         loader: DataLoader[Any] = DataLoader(
             _Tasks(source.dataset, maker, tasks),  # type: ignore[arg-type]  # all that torch needs
             batch_size=None,
@@ -65,7 +63,9 @@ def make_parts(
             generator=torch.Generator(),  # nothing is drawn from the user's
             in_order=False,
         )
-        iterator: Any = loader._get_iterator()  # not iter(): a script's loaders may be watched
+        return loader._get_iterator()  # not iter(): a script's loaders may be watched
+
+    iterator = started_quietly(start)
     try:
         for made in iterator:
             for part in made:

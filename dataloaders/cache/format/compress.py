@@ -40,9 +40,9 @@ class Compressed:
             )
 
     @classmethod
-    def like(cls, told: object) -> Compressed | None:
+    def like(cls, text: object) -> Compressed | None:
         """Return what this text of a fingerprint stands for; None: not compressed."""
-        codec, _, level = str(told).partition(", level ")
+        codec, _, level = str(text).partition(", level ")
         return cls(codec, int(level)) if codec in _LEVELS and level.isdecimal() else None
 
     @property

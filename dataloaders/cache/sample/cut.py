@@ -280,7 +280,7 @@ class _Pickler(pickle.Pickler):
 
 
 def equal_state(transforms: Any) -> bytes | None:
-    """Equal for equal transforms; None where that cannot be told."""
+    """Equal for equal transforms; None where that cannot be known."""
     file = io.BytesIO()
     try:
         _Pickler(file).dump(transforms)

@@ -71,25 +71,25 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
     name, mode = how.format.upper(), cell.kind.rpartition(":")[2]
     image = leaf_of(cell.kind, cell.values)
     width, height = image.size
-    told = f"an image of mode {mode!r}, {width} x {height} pixels, which {how.format} cannot keep"
+    which = f"an image of mode {mode!r}, {width} x {height} pixels, which {how.format} cannot keep"
     if mode not in KEPT[name]:
         others = [other.lower() for other, modes in KEPT.items() if mode in modes]
         rest = f"; {' and '.join(others)} can" if others else ""
         # Of a palette's indices, those of a mask, RGB would change what they mean.
         convert = "Name" if mode == "P" else 'Call .convert("RGB") in the dataset, or name'
         raise CacheError(
-            f"{told}{rest}. {convert} the columns to encode and leave this one out: "
+            f"{which}{rest}. {convert} the columns to encode and leave this one out: "
             'images={"image": ...}'
         )
     if 0 in image.size:
         raise CacheError(
-            f"{told}: it is empty. Leave it out, {option('on_error', 'skip')}, or keep images raw"
+            f"{which}: it is empty. Leave it out, {option('on_error', 'skip')}, or keep images raw"
         )
     longest, limit = max(image.size), Image.MAX_IMAGE_PIXELS
     if how.max_side is not None and longest > how.max_side:
         width, height = (max(1, round(side * how.max_side / longest)) for side in image.size)
     if max(width, height) > _LONGEST_SIDE[name] or (limit and width * height > 2 * limit):
-        raise CacheError(f"{told}: it is too large. Give max_side, or keep images raw")
+        raise CacheError(f"{which}: it is too large. Give max_side, or keep images raw")
     is_smaller = image.size != (width, height)
     if mode == "P":  # Pillow takes the nearest pixel, since there are none in between
         return cell_of(image.resize((width, height)), "it") if is_smaller else cell
@@ -99,7 +99,7 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
             image = image.resize((width, height), Image.Resampling.LANCZOS)
         image.convert(_SAVED_AS.get((name, mode), mode)).save(file, name, **_options(how))
     except (OSError, ValueError, MemoryError, SystemError) as error:
-        raise CacheError(f"{told}: {type(error).__name__}: {error}") from error
+        raise CacheError(f"{which}: {type(error).__name__}: {error}") from error
     values = np.frombuffer(file.getvalue(), "|u1")
     return Cell(f"encoded:{name}:{mode}", values, width * height)
 

@@ -116,10 +116,10 @@ class Images:
         return cls(columns=tuple(sorted(columns, key=lambda pair: pair[0])))
 
     @classmethod
-    def like(cls, told: object) -> Images:
+    def like(cls, text: object) -> Images:
         """What has the same ``rows`` as the images of a file that says this of itself."""
-        is_raw = told in ("raw", "packed") or type(told) is not str
-        return cls(told == "packed", None if is_raw else Encoded("png"))
+        is_raw = text in ("raw", "packed") or type(text) is not str
+        return cls(text == "packed", None if is_raw else Encoded("png"))
 
     @property
     def rows(self) -> Literal["any", "images", "files"]:
@@ -140,14 +140,14 @@ class Images:
         return str(self.every or "raw")
 
 
-def _one(choice: Any, told: str) -> Encoded | None:
+def _one(choice: Any, given: str) -> Encoded | None:
     if choice == "raw":
         return None
     if isinstance(choice, str) and choice in _FORMATS:
         return Encoded(choice)  # type: ignore[arg-type]
     if not isinstance(choice, Encoded):
         raise OptionError(
-            f"{told}: it must be 'raw', 'jpeg', 'png', 'webp', Encoded(...), a dict of these "
+            f"{given}: it must be 'raw', 'jpeg', 'png', 'webp', Encoded(...), a dict of these "
             "by column, or 'packed'"
         )
     return choice
