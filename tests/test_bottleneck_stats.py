@@ -8,7 +8,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, analyse, name
-from dataloaders.measuring.intervals import BlockTimes, Interval, Segment, interval_of, ratio_draws
+from dataloaders.measuring.intervals import (
+    BlockTimes,
+    Interval,
+    Segment,
+    interval_of,
+    mean_of,
+    ratio_draws,
+)
 
 ARMS = ("synthetic", "host", "contended", "real")
 
@@ -35,6 +42,12 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
         bound = analyse(rounds).speedup_bound
         covered += bound.low <= 1.5 <= bound.high
     assert covered / trials >= 0.92
+
+
+def test_the_interval_of_a_mean_is_about_students():
+    found = mean_of(range(1, 10))  # Student's t of 8 degrees times the standard error: 2.11
+    assert (found.low, found.estimate, found.high) == pytest.approx((2.89, 5, 7.11), abs=0.2)
+    assert mean_of([2, 2, 2]) == Interval(2, 2, 2)
 
 
 @pytest.mark.parametrize(
