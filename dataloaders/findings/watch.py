@@ -1,11 +1,11 @@
-"""Sees a few steps operator by operator; what they compute stays as it is.
+"""Watches a few steps operator by operator, without changing what they compute.
 
     for batch in check:  step 1 │ step 2, watched │ step 3, watched │ step 4 …
                                    └── places, flops, modules ──┴─> Facts
 
 A watched step is slow, and never part of a measured block. What only one of the watched steps does
-(a line for the log, every so many steps) is no fact about each step. Where gradients are
-accumulated, two whole cycles up to the optimizer's step are watched and compared instead.
+(such as logging every so many steps) does not count. Where gradients are accumulated, two whole
+cycles, each up to the optimizer's step, are watched and compared instead.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from dataloaders.findings.facts import Facts, Place, environment
 from dataloaders.findings.sites import Site, modules_running, site_here
 
 _WATCHED = (2, 3)  # the first one makes lazy modules, compiles and chooses kernels
-_LONGEST_CYCLE = 16  # batches; watching two of a longer one would take long
-_LARGE = 1 << 16  # elements from which a kernel's reading and writing shows
+_LONGEST_CYCLE = 16  # batches; two longer cycles would take too long to watch
+_LARGE = 1 << 16  # elements from which what a kernel reads and writes takes most of its time
 
 _SYNCS = {
     "_local_scalar_dense": "reading a value (.item(), float(), bool())",
@@ -53,7 +53,7 @@ _CALLS = (
     (torch.cuda.Stream, "synchronize", "sync", "synchronize() of a stream"),
     (torch._tensor_str, "_str", "sync", "printing a tensor"),  # switches all modes off
 )
-"""Calls that are no operators, or hide theirs: owner, name, and the kind and words of a place."""
+"""Calls that are no operators, or hide theirs: owner, name, and kind and words of the place."""
 _WAITS = "called a synchronizing"
 """How torch's warning of an operator that waits for a CUDA device begins."""
 _NOT_THE_USERS = ("torch/optim/", "torch/amp/", "torch/nn/parallel/", "torch/distributed/",
@@ -63,7 +63,7 @@ _BATCH_NORMS = {
     "native_batch_norm": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5,
     "_native_batch_norm_legit": 5, "_batch_norm_with_update": None, "batch_norm_stats": None,
 }  # fmt: skip
-"""Their names, and which argument tells that they train; None: they always do."""
+"""Operator -> which argument says that it runs in training mode; None: it always does."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class _Step:
     stepped: bool = False
 
     def note_site(self, what: str, site: Site) -> None:
-        """Keep where ``what`` was first done."""
+        """Note where ``what`` was first done."""
         if site.where is not None:
             self.sites.setdefault(what, site.where)
 
@@ -88,17 +88,17 @@ _Chain: TypeAlias = tuple[str | None, frozenset[object]]  # where it begins; its
 
 
 class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that torch.compile compiles under as without it, and that only its thread leaves.
+    """A dispatch mode that does not hinder torch.compile and that only its own thread leaves.
 
-    Modes are a stack of each thread. A step that never comes back is given up from another thread,
-    whose own stack is none of this mode's.
+    Each thread has a stack of modes. If a step never comes back, another thread gives it up, and
+    must leave its own stack alone.
     """
 
     _thread = 0
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile compile under this mode, which otherwise leaves the step uncompiled."""
+        """Let torch.compile compile the step, as it does not under other modes."""
         return True
 
     def __enter__(self) -> Any:
@@ -106,7 +106,7 @@ class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exception: Any) -> None:
-        """Stop watching until the mode is entered again."""
+        """Leave the mode, if this is the thread that entered it."""
         if threading.get_ident() == self._thread:
             super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
@@ -114,30 +114,30 @@ class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class Watch(Onlooker):  # type: ignore[no-untyped-call]
     """Watches a few early steps of a loop: ``with watch.step(number)`` around each step, from 1 on.
 
-    ``facts()`` is None until one of them has ended.
+    ``facts()`` is None until a watched step has ended.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # What a toggle may have to convert: what steps, and what runs convolutions, outermost.
+        # What a toggle may have to convert; of nested modules that run a convolution, the outermost.
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.convolving: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._first: list[_Step] = []  # the early steps that are watched in any case
+        self._first: list[_Step] = []  # the early steps that are always watched
         self._cycles: list[list[_Step]] = []  # whole ones: up to a step in which an optimizer steps
-        self._cycle: list[_Step] = []  # the one under way, as far as it was watched
-        self._before, self._last = 0, 0  # numbers of the last two steps in which one did
+        self._cycle: list[_Step] = []  # the watched steps of the running cycle
+        self._before, self._last = 0, 0  # numbers of the last two steps in which an optimizer did
         self._now = _Step()
         self._failed = False
         self._waiting: set[int] = set()  # threads that torch has warned since their operator began
-        # Of tensors of the running step, as long as they live: whether they were made on the CPU,
-        # the convolution with a bias that made them, the pointwise operators in a row up to them.
+        # For live tensors of the running step: whether they were made on the CPU from nothing, the
+        # convolution with a bias that made them, the row of pointwise operators that made them.
         self._made: MutableMapping[torch.Tensor, bool] = WeakIdKeyDictionary()
         self._biased: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
         self._chains: MutableMapping[torch.Tensor, _Chain] = WeakIdKeyDictionary()
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Watch the step inside the block, if it is one of those to watch; restore all after."""
+        """Watch the step inside the block, if it is one of those to watch."""
         if self._failed:
             yield
             return
@@ -149,7 +149,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
                     noting = self._noting(getattr(owner, name), kind, what)
                     stack.enter_context(mock.patch.object(owner, name, noting))
                 if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                    stack.enter_context(self._told_of_waits())
+                    stack.enter_context(self._warned_of_waits())
                 stack.enter_context(self)
             yield
         for known in (self._made, self._biased, self._chains):
@@ -164,7 +164,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
             self._before, self._last, self._cycle = self._last, number, []
 
     def _is_wanted(self, number: int) -> bool:
-        """Return whether to watch a step: one of the first, or of the first two short cycles."""
+        """Return whether a step is one of the first, or in one of the first two short cycles."""
         if number in _WATCHED:
             return True
         missing = self._last > 0 and len(self._cycles) < 2
@@ -176,8 +176,8 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         self.optimizers.add(optimizer)
 
     @contextmanager
-    def _told_of_waits(self) -> Iterator[None]:
-        """Have torch's debug mode tell of operators that wait for a CUDA device, to nobody else."""
+    def _warned_of_waits(self) -> Iterator[None]:
+        """Have torch's debug mode tell of operators that wait for a CUDA device; do not show it."""
         with warnings.catch_warnings():
             show = warnings.showwarning
 
@@ -198,7 +198,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
                 torch.cuda.set_sync_debug_mode(before)
 
     def facts(self, **more: Any) -> Facts | None:
-        """Return what the watched steps have in common, and ``more`` fields of it."""
+        """Return what the watched steps have in common, with ``more`` fields."""
         if not self._first or self._failed:
             return None
         whole = len(self._cycles) > 1
@@ -222,13 +222,13 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func`` unchanged and note what it was."""
+        """Run ``func`` unchanged and note what it did."""
         self._waiting.discard(threading.get_ident())
         out = func(*args, **(kwargs or {}))
         if not self._failed:
             try:
                 self._note(func, args, kwargs or {}, out)
-            except Exception:  # whatever an operator looks like: the user's training goes on
+            except Exception:  # an operator that is not understood must not end the training
                 self._failed = True
         return out
 
@@ -277,7 +277,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         if torch.Tag.pointwise in func.tags and made:
             self._note_chain(given, made[0], site)
         elif not func.is_view and any(leaf.numel() >= _LARGE for leaf in made):
-            self._chains.clear()  # what comes before it and after it is no row
+            self._chains.clear()  # it interrupts the row
 
     def _note_debugging(self, site: Site) -> None:
         on = {"gradcheck"} if site.within("torch/autograd/gradcheck.py") else set()
@@ -297,7 +297,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
                     self._now.note_site("data-parallel", site)
 
     def _note_made(self, given: Any, made: Any, copies: bool, site: Site) -> bool:
-        """Follow what is made on the CPU from nothing; return whether it is copied to a device."""
+        """Follow tensors made on the CPU from nothing; return whether one is copied to a device."""
         from_nothing, moved = all(leaf in self._made for leaf in given), False
         for leaf in made:
             if leaf.device.type == "cpu":
@@ -354,10 +354,10 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         self._now.places[place] = max(self._now.places[place], len(chain))
 
     def _noting(self, call: Any, kind: str, what: str) -> Callable[..., Any]:
-        """Return ``call`` so that it notes where it is called."""
+        """Return ``call``, which then notes where it is called."""
 
         def noting(*given: Any, **options: Any) -> Any:
-            if threading.get_ident() == self._thread:  # else a loader's, say, that copies ahead
+            if threading.get_ident() == self._thread:  # else it may be a loader that copies ahead
                 of = given[0] if given else None
                 device = of.device.type if isinstance(of, torch.Tensor) else "cuda"
                 self._now.places[Place(kind, what, device, site_here().where)] += 1
