@@ -119,7 +119,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # What a toggle may have to convert; of nested modules that run a convolution, the outermost.
+        # What a toggle may have to convert; of nested modules that convolve, the outermost.
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.convolving: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._first: list[_Step] = []  # the early steps that are always watched
