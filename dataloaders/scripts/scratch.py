@@ -38,6 +38,7 @@ import torch
 _CHECKPOINTS = (".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".tar")
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
 _EVENTS = "events.out.tfevents"
+_PATHS = (str, bytes, os.PathLike)
 
 
 class Scratch:
@@ -125,7 +126,7 @@ class Scratch:
     # Called by the program
 
     def _open(self, file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
-        if isinstance(mode, str) and isinstance(file, (str, os.PathLike)):
+        if isinstance(mode, str) and isinstance(file, _PATHS):
             if mode[:1] in ("w", "a", "x"):
                 file = self._writes(file, appends=mode[0] == "a")
             else:
@@ -187,7 +188,7 @@ class Scratch:
             make(_absolute(source), target)
 
     def _rmtree(self, path: Any, *args: Any, **options: Any) -> None:
-        if isinstance(path, (str, os.PathLike)) and self._holds_old(path):
+        if isinstance(path, _PATHS) and self._holds_old(path):
             self.kept.append(_absolute(path))
         else:
             self._real_rmtree(path, *args, **options)
@@ -201,7 +202,7 @@ class Scratch:
 
     def _writes(self, path: Any, appends: bool = False) -> Any:
         """Return where to write ``path``; note it if it is a new checkpoint."""
-        if not isinstance(path, (str, os.PathLike)):
+        if not isinstance(path, _PATHS):
             return path
         absolute = _absolute(path)
         if absolute in self.diverted:
@@ -218,7 +219,7 @@ class Scratch:
         return path
 
     def _reads(self, path: Any) -> Any:
-        if self.diverted and isinstance(path, (str, os.PathLike)):
+        if self.diverted and isinstance(path, _PATHS):
             return self.diverted.get(_absolute(path), path)
         return path
 
@@ -229,7 +230,7 @@ class Scratch:
 
     def _changes(self, path: Any) -> Any:
         """Return the file whose mode or times change; its st_ctime does as well."""
-        if isinstance(path, (str, os.PathLike)):
+        if isinstance(path, _PATHS):
             self._is_old(path)  # which remembers it
         return self._reads(path)
 
