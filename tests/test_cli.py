@@ -439,9 +439,11 @@ def test_backends_are_listed_with_what_they_lack(command, tmp_path, monkeypatch)
 
 
 def test_help_teaches(command):
-    for words in ([], ["check"], ["tune"], ["run"], ["backends"], ["demo"]):
+    for words in ([], ["check"], ["tune"], ["probe"], ["run"], ["backends"], ["demo"]):
         done = command(*words, "--help")
         assert done.status == 0
+        if words not in (["backends"], ["demo"]):
+            assert "\nexample" in done.out
         assert done.out.startswith(f"usage: dataloaders {' '.join(words)}".rstrip())
         if words == ["check"]:
             assert "3  nothing could be measured" in done.out

@@ -85,20 +85,31 @@ the line to change. The choice is remembered: num_workers="auto" uses it from th
 With --backends it does what dataloaders check --try does: it predicts what each change of the input
 would gain, and tries each one in the script's loop, between two turns of the loader as it is. The
 best way is remembered for this dataset, script and machine: backend="auto" uses it from then on,
-and loader.explain() says which it is and since when. h5 is among the ways with --cache FILE only:
-that cache, which is built if it is missing.
+and loader.explain() says which it is and since when. h5 is tried only with --cache FILE; that cache
+is built if it is missing.
+
+examples:
+  dataloaders tune train.py -- --epochs 3
+  dataloaders tune --backends --cache train.h5 train.py
 """
 
 _PROBE = """\
 Runs an unmodified training script on batches of other sizes, made by repeating the samples of one
 of its first batches: the one with the longest samples. Sizes double until memory ends, then the gap
 is halved. Prints samples a second and memory at each size, and the largest that fits. The script is
-started anew after each size that does not fit, so that it may also be killed for it.
+started anew after each size that does not fit, since it may be killed for it.
+
+example:
+  dataloaders probe --most 1024 train.py -- --epochs 3
 """
 
 _RUN = """\
 Runs an unmodified script with its DataLoaders on another backend (as DATALOADERS_BACKEND=NAME does
 for loaders of ours). A loader that the backend cannot serve stays stock, with one warning.
+
+examples:
+  dataloaders run --backend prefetch --explain train.py -- --epochs 3
+  DATALOADERS_CACHE=caches dataloaders run --backend h5 train.py
 """
 
 _DEMO = """\
