@@ -128,13 +128,12 @@ def checked(dataset, *, batch=2, step_s=0.002, budget_s=1.5, workers=0, **option
     return check_bottleneck(loader, lambda batch: wait(step_s), budget_s=budget_s, **options)
 
 
-def played(make, load_s, step_s, batch=2, budget_s=10, **options):
+def played(make, load_s, step_s, **options):
     """The same of samples of ``load_s``, on a virtual time."""
     time = VirtualTime()
-    loader = DataLoader(make(5000, load_s, time.sleep), batch)
-    return check_bottleneck(
-        loader, lambda batch: time.sleep(step_s), budget_s=budget_s, clock=HostOn(time), **options
-    )
+    loader = DataLoader(make(5000, load_s, time.sleep), 2)
+    given = {"budget_s": 10, "clock": HostOn(time), **options}
+    return check_bottleneck(loader, lambda batch: time.sleep(step_s), **given)
 
 
 def test_transforms_and_functions_have_their_shares():
@@ -233,7 +232,7 @@ def test_workers_are_predicted_and_a_sampler_and_its_draws_left_alone():
     assert own == [batch[:, 0].tolist() for batch in DataLoader(loader.dataset, 4, True)]
 
 
-def test_what_is_tried_is_compared_with_the_loop_as_it_is_just_before_and_after():
+def test_what_is_tried_is_compared_with_the_loop_as_it_is_before_and_after():
     """On a machine that grows slower all the while."""
     time = VirtualTime()
     began = []
@@ -243,13 +242,8 @@ def test_what_is_tried_is_compared_with_the_loop_as_it_is_just_before_and_after(
         time.sleep(seconds * (1 + (time.now() - began[0]) / 10))
 
     loader = DataLoader(Waiting(5000, 0.002, drifting), 2)
-    report = check_bottleneck(
-        loader,
-        lambda batch: drifting(0.004),
-        budget_s=10,
-        clock=HostOn(time),
-        try_candidates=True,
-    )
+    given = {"budget_s": 10, "clock": HostOn(time), "try_candidates": True}
+    report = check_bottleneck(loader, lambda batch: drifting(0.004), **given)
     found = by_name(report.candidates)["h5"]
     assert report.seconds_per_batch["real"].high < 0.01  # it was faster then
     assert time.now() > 7
@@ -272,6 +266,9 @@ def test_more_memory_is_said_where_the_files_are_larger(tmp_path):
     assert note.endswith("more memory is missing")
 
 
+IDLE = {"load_cores": 0.0, "step_cores": 0.0}
+
+
 class TestModel:
     """Decisions on given numbers."""
 
@@ -280,16 +277,10 @@ class TestModel:
         given = {"cores": 8, "load_cores": 1.0, "step_cores": 1.0, **options}
         return Stages(exactly(real), exactly(step), [load], **given)
 
-    def found(self, stages, **options):
-        loader = DataLoader(Waiting(64, 0.0), 4)
-        given = {
-            "by_call": {"load": 0.01},
-            "batch": 4,
-            "batches": 16,
-            "random": True,
-            **options,
-        }
-        return by_name(candidates(loader, stages, **given))
+    def found(self, stages, loader=None, **options):
+        loader = DataLoader(Waiting(64, 0.0), 4) if loader is None else loader
+        given = {"by_call": {"load": 0.01}, "batch": 4, "batches": 16, "random": True}
+        return by_name(candidates(loader, stages, **given | options))
 
     @pytest.mark.parametrize(
         ("load", "options", "name", "change", "gain"),
@@ -297,6 +288,8 @@ class TestModel:
             (0.04, {}, "workers", "num_workers=4", 5),  # the fewest that keep up
             (0.005, {"real": 0.015, "transfer": 0.005, "workers": 2}, "prefetch", None, 1.5),
             (0.001, {"real": 0.02, "workers": 2, "starting": 0.01}, "persistent_workers", None, 2),
+            # What waits for data needs no core.
+            (0.08, {**IDLE, "real": 0.08, "workers": 1, "cores": 1}, "workers", "num_workers=4", 4),
         ],
     )
     def test_what_a_change_gains(self, load, options, name, change, gain):
@@ -367,15 +360,10 @@ class TestModel:
             assert found["more cores"].predicted.estimate > 1.5
             assert found["more cores"].code == ""
 
-    def test_what_waits_for_data_needs_no_core(self):
-        stages = self.stages(0.08, real=0.08, workers=1, cores=1, load_cores=0.0, step_cores=0.0)
-        assert self.found(stages)["workers"].change == "num_workers=4"
-
     def test_longer_queues_help_where_batches_differ(self):
         loads = [0.001] * 15 + [0.13]
-        stages = Stages(
-            exactly(0.016), exactly(0.01), loads, workers=1, cores=8, step_cores=0, load_cores=0
-        )
+        stages = self.stages(0.0, real=0.016, workers=1, **IDLE)
+        stages = replace(stages, loads=loads)
         assert self.found(stages)["prefetch_factor"].predicted is not None
 
     def test_copies_longer_than_the_step_are_not_hidden(self) -> None:
@@ -403,8 +391,8 @@ class TestModel:
         chain = Compose([RandomCrop(64), ToTensor()])
         loader = DataLoader(ImageFolder(str(tmp_path / "photos"), chain), 4)
         given = {"": (0.25, 1.0), "jpeg": (0.5, 1.0)}
-        options = {"by_call": {"decode": 0.01}, "batch": 4, "batches": 4, "random": True}
-        found = by_name(candidates(loader, self.stages(0.04, cached=given), **options))
+        options = {"by_call": {"decode": 0.01}, "batches": 4}
+        found = self.found(self.stages(0.04, cached=given), loader, **options)
         raw, small = found["h5"], found["h5 (jpeg)"]
         assert small.build_bytes < raw.build_bytes / 2
         assert raw.predicted.estimate == pytest.approx(2.5, rel=0.02)
@@ -421,9 +409,7 @@ class TestModel:
             assert one.pays_after == math.ceil(4 / saved)
 
     def test_a_backend_says_for_itself_that_it_cannot_serve(self):
-        loader = DataLoader(Endless(), 4)
-        options = {"by_call": {"load": 0.01}, "batch": 4, "batches": 16, "random": False}
-        found = by_name(candidates(loader, self.stages(0.04), **options))
+        found = self.found(self.stages(0.04), DataLoader(Endless(), 4), random=False)
         assert found["h5"].reason.startswith("an iterable dataset has no samples by index")
 
     def test_fewer_workers_leave_the_step_some_of_its_cores(self):
