@@ -421,6 +421,12 @@ class TestModel:
         assert found.predicted.low <= 1 < found.predicted.high  # it is to be tried
         assert "fewer workers" not in self.found(replace(stages, contention=0.0))
 
+    def test_workers_and_a_step_that_want_more_cores_wait_for_them(self):
+        """Measured on 2 cores: 14.7 ms with 2 workers, where 24.3 ms of a core are to be done."""
+        stages = self.stages(0.0163, step=0.008, real=0.0243, cores=2)
+        found = stages.seconds(workers=2)
+        assert found.low < 0.0122 < found.estimate == pytest.approx(0.01465)
+
     def test_batches_made_ahead_on_the_host_share_the_cores_with_the_step(self):
         """What dali does without a CUDA device."""
         stages = self.stages(0.04, cores=2, step_cores=1.0)

@@ -19,7 +19,10 @@ from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting.model import Overhead, seconds_per_batch
 
 _PINNED_GAINS = 5.0  # from pinned memory a copy is at most so many times as fast
-_COMPETING = 0.5  # of the steps beside workers, when both want all cores
+_COMPETING = 0.5  # share of the steps beside workers that want all cores, too
+# A batch waits so long, at most, for a core that another process holds: some of the scheduler's
+# slices. Two workers and a step that compute all the time take 15 ms a batch on 2 cores, not 12.5.
+_WAIT_FOR_CORE_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Stages:
     overlaps: bool = False  # whether, without workers, batches are made beside a device's work
     room: int | None = None  # batches that fit into the workers' shared memory; None: no limit
     factor: float | None = None  # `scale`, where it is known
+    threads: bool = False  # whether batches are made by threads of this process, not by workers
 
     def seconds(
         self, *, workers: int | None = None, prefetch: int | None = None, hidden: bool = False
@@ -91,7 +95,8 @@ class Stages:
         workers = max(1, self.workers)
         spread = alone.half_width / alone.estimate
         one_queue = replace(self, workers=1, loads=[alone.estimate], spread=spread, apart=1.0)
-        own = replace(one_queue, load_cores=cores, take=0.0, starting=0.0, factor=1.0).seconds()
+        one_queue = replace(one_queue, load_cores=cores, factor=1.0, threads=True)
+        own = replace(one_queue, take=0.0, starting=0.0).seconds()
         return plus(own, self.started(workers))
 
     def gain(self, took: Interval) -> Interval:
@@ -138,8 +143,11 @@ class Stages:
             prefetch=prefetch,
             overhead=Overhead(take=self.take),
         )
+        if not workers:
+            return took
         computed = mean * self.load_cores + self.step.estimate * self.step_cores
-        return max(took, computed / self.cores) if workers else took
+        waits = 0.0 if self.threads or wanted <= self.cores else competing * _WAIT_FOR_CORE_S
+        return max(took, computed / self.cores + waits)
 
 
 def plus(seconds: Interval, more: float) -> Interval:
