@@ -14,15 +14,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal, TypeAlias
 
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting.model import Overhead, seconds_per_batch
 
 _PINNED_GAINS = 5.0  # from pinned memory a copy is at most so many times as fast
-_COMPETING = 0.5  # share of the steps beside workers that want all cores, too
-# A batch waits so long, at most, for a core that another process holds: some of the scheduler's
-# slices. Two workers and a step that compute all the time take 15 ms a batch on 2 cores, not 12.5.
-_WAIT_FOR_CORE_S = 0.005
+# A batch waits so long for a core that another process holds, where neither workers nor the step
+# have time left. On 2 cores, 8 ms of step and 16 ms of 2 workers take 14.7 ms a batch, not 12.
+_WAIT_FOR_CORE_S = 0.0025
+
+Competing: TypeAlias = Literal["never", "usually", "always"]
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,15 @@ class Stages:
         usual = scale * (self.apart if workers and not self.workers else 1.0)
         # Fewer workers leave none, a proportional part, or all of the contention.
         kept = min(1.0, workers / max(1, self.workers))
-        compete = 0.0 if self.contention and workers <= self.workers else _COMPETING
-        for step, load, competing, slowed, beside in (
-            (self.step.low, min(1.0, usual) * (1 - self.spread), 0.0, kept // 1, quickest),
-            (self.step.estimate, usual, compete, kept, copy),
-            (self.step.high, max(1.0, usual) * (1 + self.spread), 1.0, 1.0, copy),
-        ):
+        usually: Competing = "usually"
+        if self.contention and workers <= self.workers:
+            usually = "never"  # beyond the contention, which was measured
+        cases: tuple[tuple[float, float, Competing, float, float], ...] = (
+            (self.step.low, min(1.0, usual) * (1 - self.spread), "never", kept // 1, quickest),
+            (self.step.estimate, usual, usually, kept, copy),
+            (self.step.high, max(1.0, usual) * (1 + self.spread), "always", 1.0, copy),
+        )
+        for step, load, competing, slowed, beside in cases:
             step += slowed * self.contention
             # Hidden copies still wait for each other.
             own = (max(step, beside), 0.0) if hidden else (step, copy)
@@ -112,7 +117,7 @@ class Stages:
         real = self.real.estimate - self.started(self.workers)
 
         def modelled(scale: float) -> float:
-            return self._seconds(self.workers, self.prefetch, scale, step, copy, 0.0)
+            return self._seconds(self.workers, self.prefetch, scale, step, copy, "never")
 
         low, high = 0.2, 20.0
         if not modelled(low) * 1.01 < real:
@@ -124,29 +129,34 @@ class Stages:
         return math.sqrt(low * high)
 
     def _seconds(
-        self, workers: int, prefetch: int, scale: float, step: float, copy: float, competing: float
+        self,
+        workers: int,
+        prefetch: int,
+        scale: float,
+        step: float,
+        copy: float,
+        competing: Competing,
     ) -> float:
-        wanted = min(workers, self.cores) * self.load_cores + self.step_cores
-        slower = 1 + competing * max(0.0, wanted / self.cores - 1) if workers else 1.0
-        # Workers that keep up are idle for a part of the time, and do not compete then.
+        """Return the seconds a batch, where workers and the step compete for cores that often."""
         mean = sum(self.loads) / len(self.loads) * scale
-        if self.overlaps and not workers:
-            return max(mean, step) + copy  # the copy waits for the last step
+        if not workers:
+            # Beside a device's work, the copy waits for the last step.
+            return (max(mean, step) if self.overlaps else mean + step) + copy
         step += copy
-        busy = min(1.0, mean / max(1e-9, workers * step)) if workers else 0.0
-        slower = 1 + (slower - 1) * busy
-        loads = [load * scale * slower for load in self.loads]
+        wanted = min(workers, self.cores) * self.load_cores + self.step_cores
+        crowd = 0.0 if competing == "never" else max(0.0, wanted / self.cores - 1)
+        # Workers that keep up are idle for a part of the time, and do not compete then.
+        busy = mean / max(1e-9, workers * step)
+        slower = 1 + crowd * min(1.0, busy) * (competing == "always")
         took = seconds_per_batch(
-            loads,
+            [load * scale * slower for load in self.loads],
             [step * slower],
             workers=workers,
             prefetch=prefetch,
             overhead=Overhead(take=self.take),
         )
-        if not workers:
-            return took
         computed = mean * self.load_cores + self.step.estimate * self.step_cores
-        waits = 0.0 if self.threads or wanted <= self.cores else competing * _WAIT_FOR_CORE_S
+        waits = _WAIT_FOR_CORE_S * min(busy, 1 / busy) if crowd and not self.threads else 0.0
         return max(took, computed / self.cores + waits)
 
 
