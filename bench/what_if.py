@@ -5,11 +5,13 @@ with the first one. A third of the pairs are steps on a played device (`bench.pl
 and kernels take a known time while everything else is real.
 
     python -m bench what_if           some 30 minutes; needs a machine with nothing else to do
+    python -m bench.what_if photos    the loops whose names begin so; nothing is kept
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bench.dali import folder_of_photos
-from bench.harness import Case, Result, Scale, in_folder
+from bench.harness import Case, Result, Scale, in_folder, show
 from bench.known_work import burn
 from bench.played import CopiedAhead, Device, Loop, PlayedStep, RealTime
 from bench.truth import clock_of_step
@@ -292,3 +294,8 @@ CASES = [
         run,
     )
 ]
+
+
+if __name__ == "__main__":
+    TRAININGS = tuple(one for one in TRAININGS if one.name.startswith(tuple(sys.argv[1:])))
+    show(CASES[0], run(Scale(tiny=False)))
