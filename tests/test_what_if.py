@@ -307,6 +307,13 @@ class TestModel:
         longer = self.found(self.stages(0.06, real=0.068, **given))
         assert longer["workers"].seconds.estimate == pytest.approx(0.028, rel=0.02)
 
+    def test_workers_that_only_pay_once_copies_are_hidden_are_a_pair_with_prefetch(self):
+        stages = self.stages(0.03, step=0.02, real=0.0303, transfer=0.01, workers=1, pinned=True)
+        found = self.found(stages)
+        assert found["workers"].reason.endswith("keep up with the step")
+        assert found["prefetch"].predicted.estimate == pytest.approx(1, rel=0.03)
+        assert found["workers + prefetch"].predicted.estimate == pytest.approx(1.5, rel=0.03)
+
     def test_taking_batches_from_workers_takes_its_time(self) -> None:
         stages = self.stages(0.04, take=0.01)
         assert stages.seconds().estimate == pytest.approx(0.05)  # without workers nothing is taken

@@ -190,26 +190,41 @@ def _to(stages: Stages, name: str, took: Interval, **options: Any) -> Candidate:
     return Candidate(name, options, stages.gain(took), seconds=took)
 
 
-def _queues(stages: Stages) -> Iterator[Candidate]:
-    """Yield other numbers of workers, and of batches ahead."""
-    own = stages.workers
+def _more_workers(stages: Stages, *, hidden: bool = False) -> tuple[int, Interval] | None:
+    """Return how many more workers are worth it, the fewest, and the seconds with them.
+
+    ``hidden`` says that copies are made beside the step. None if no number gains 2 %.
+    """
     # A worker that computes for nearly all of its time takes a core.
     most = math.ceil(stages.cores / max(0.25, stages.load_cores) - 0.25)
     if stages.room is not None:
         most = min(most, stages.room // stages.prefetch)
-    usual = stages.seconds()
-    now = usual.estimate
-    floor = stages.step.estimate + stages.transfer + stages.take + stages.started(own)
-    keeps_up = now <= _ALIKE * (floor + stages.contention)
     took: dict[int, Interval] = {}
-    for count in range(own + 1, most + 1):
-        took[count] = stages.seconds(workers=count)
-        if took[count].estimate <= _ALIKE * floor:
+    for count in range(stages.workers + 1, most + 1):
+        took[count] = stages.seconds(workers=count, hidden=hidden)
+        if took[count].estimate <= _ALIKE * _floor(stages, hidden=hidden):
             break
     least = min((each.estimate for each in took.values()), default=math.inf)
-    more = next((n for n in took if took[n].estimate <= least * _ALIKE), own)
-    if least < now / _ALIKE:
-        yield _to(stages, "workers", took[more], num_workers=more)
+    if least * _ALIKE >= stages.seconds(hidden=hidden).estimate:
+        return None
+    return next((n, each) for n, each in took.items() if each.estimate <= least * _ALIKE)
+
+
+def _floor(stages: Stages, *, hidden: bool = False) -> float:
+    """Return the seconds a batch if preparation took no time."""
+    step, copy = stages.step.estimate, stages.transfer
+    both = max(step, copy) if hidden else step + copy
+    return both + stages.take + stages.started(stages.workers)
+
+
+def _queues(stages: Stages) -> Iterator[Candidate]:
+    """Yield other numbers of workers, and of batches ahead."""
+    own, usual = stages.workers, stages.seconds()
+    now = usual.estimate
+    keeps_up = now <= _ALIKE * (_floor(stages) + stages.contention)
+    more = _more_workers(stages)
+    if more is not None:
+        yield _to(stages, "workers", more[1], num_workers=more[0])
     else:
         text = f"{own} workers and the step share {stages.cores} cores: more cores are missing"
         if keeps_up:
@@ -221,7 +236,7 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
     fewest = min(fewer, key=lambda n: fewer[n].estimate, default=own)
     if fewest < own and fewer[fewest].estimate < now / _ALIKE:
         yield _to(stages, "fewer workers", fewer[fewest], num_workers=fewest)
-    best = more if least < now else own
+    best = own if more is None else more[0]
     larger = replace(stages, cores=2 * stages.cores, factor=stages.scale)
     there = larger.seconds(workers=max(1, 2 * best))
     if stages.seconds(workers=best).estimate > _GAINS * there.estimate and not keeps_up:
@@ -251,10 +266,9 @@ def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
         yield Candidate("prefetch", reason=reason)
         return
     yield _to(stages, "prefetch", stages.seconds(hidden=True), backend="prefetch")
-    for each in _queues(stages):
-        if each.name == "workers" and each.options:
-            took = stages.seconds(workers=each.options["num_workers"], hidden=True)
-            yield _to(stages, "workers + prefetch", took, **each.options, backend="prefetch")
+    more = _more_workers(stages, hidden=True)
+    if more is not None:
+        yield _to(stages, "workers + prefetch", more[1], num_workers=more[0], backend="prefetch")
 
 
 def _dali(loader: Any, stages: Stages, by_call: Mapping[str, float], runs: bool) -> Candidate:
@@ -336,10 +350,8 @@ def _cached(
         ways: list[tuple[str, Interval, Mapping[str, Any]]] = [(name, first, {})]
         if not images and stages.transfer and not _obstacle(loader, "prefetch"):
             ways.append(("h5 + prefetch", then.seconds(hidden=True), {"device": "cuda"}))
-        for each in () if images else _queues(then):
-            took = each.seconds or first
-            if each.name == "workers" and took.estimate * _ALIKE < first.estimate:
-                ways.append(("h5 + workers", took, each.options))
+        if not images and (beyond := _more_workers(then)) is not None:
+            ways.append(("h5 + workers", beyond[1], {"num_workers": beyond[0]}))
         for called, took, more in ways:
             saved = (stages.real.estimate - took.estimate) * batches
             pays_after = math.ceil(cost[0] / saved) if saved > 0 else None
