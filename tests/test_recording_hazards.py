@@ -506,7 +506,7 @@ def transparency(index):
 
 
 @hazard
-def text_behind_the_pixels(index):
+def text_after_the_pixels(index):
     image = Image.open(io.BytesIO(encoded(index, "PNG", "RGB", dpi=(30, 30))))
     return image.crop((0, 0, 4, 4)).info, image.getexif().tobytes(), image.info
 

@@ -326,24 +326,24 @@ def test_the_options_of_dali_by_default(graph):
     host.close()
 
 
-def told(photos, collate_fn=default_collate):
+def operations_by_place(photos, collate_fn=default_collate):
     """The operations that a device makes of a batch, and those that the CPU makes."""
     _, recorded = both(photos, collate_fn)
     places = list(zip(recorded.program, device.made_on_device(recorded), strict=True))
     return tuple({step[0] for step, there in places if there is at} for at in (True, False))
 
 
-def test_it_is_told_where_each_call_is_made():
+def test_made_on_device_says_where_each_call_runs():
     crop = v1.RandomCrop(SIDE)
     jpeg, png = FILES[:2], [saved(smooth(0, 50, 49), "PNG")] * 2
     floats = {"to_tensor", "v1t.normalize", "torch.stack"}
     bilinear = v1.RandomRotation((30, 30), v1.InterpolationMode.BILINEAR)
     plain, turned = v1.Compose([crop, *NORMAL]), v1.Compose([crop, bilinear, *NORMAL])
-    assert told(Photos(jpeg, plain)) == ({"open", "pil.crop", *floats}, set())
-    assert told(Photos(png, plain)) == (floats, {"open", "pil.crop"})
-    assert "pil.transform" in told(Photos(jpeg, turned))[1]
-    assert told(Photos(jpeg, plain), list)[0] == set()
-    there, here = told(Photos(jpeg, masked), weighed)
+    assert operations_by_place(Photos(jpeg, plain)) == ({"open", "pil.crop", *floats}, set())
+    assert operations_by_place(Photos(png, plain)) == (floats, {"open", "pil.crop"})
+    assert "pil.transform" in operations_by_place(Photos(jpeg, turned))[1]
+    assert operations_by_place(Photos(jpeg, plain), list)[0] == set()
+    there, here = operations_by_place(Photos(jpeg, masked), weighed)
     assert {"tensor.mul", "v1t.normalize"} <= there
     assert {"pil_to_tensor", "tensor.long", "torch.stack"} <= here
 

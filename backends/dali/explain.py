@@ -148,9 +148,9 @@ def _replay(
         if stage == "decode":
             yield Stage(stage, f"DALI on {device}" if there else where, _DECODED[there])
             continue
-        told = [call.text + _OFF.format(call.off) * (there and call.off > 0) for call in calls]
-        resized = not there and options.fast and any("pil.resize" in text for text in told)
-        yield Stage(stage, where, ", ".join(told) + _RESIZED * bool(resized))
+        texts = [call.text + _OFF.format(call.off) * (there and call.off > 0) for call in calls]
+        resized = not there and options.fast and any("pil.resize" in text for text in texts)
+        yield Stage(stage, where, ", ".join(texts) + _RESIZED * bool(resized))
 
 
 _STAGES = "decode", "augment", "normalise"

@@ -65,7 +65,7 @@ class Replayed(Remainder):
         self._form = options.dtype, options.memory_format
 
     def changes(self, loader: Specification) -> dict[str, Any]:
-        """See `Remainder`; what is recorded is `recorded`'s to say."""
+        """See `Remainder`; `recorded` decides what is recorded."""
         found = proof_of(loader)
         if found is not self._proof and not isinstance(found, str) and found.differs is not None:
             warnings.warn(

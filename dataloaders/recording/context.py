@@ -1,4 +1,4 @@
-"""Who records: a thread, or all threads of a worker; and what is noted meanwhile."""
+"""The recorder of a thread, or of all threads of a worker, and its notes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOKS = 16  # kept of one batch
 
 
 class Unrecordable(Exception):
-    """This call is not recorded but made, on pixels."""
+    """This call is made on pixels, and not recorded."""
 
 
 class Recorder:
@@ -60,14 +60,14 @@ _everywhere: list[Recorder] = []
 
 
 def recorder() -> Recorder | None:
-    """Return who records the code that runs now, if anybody does."""
+    """Return the recorder of the code that runs now; None if it is not recorded."""
     if _local.suspended:
         return None
     return _local.recorder or (_everywhere[-1] if _everywhere else None)
 
 
 def files_only() -> bool:
-    """Return whether nothing but files is recorded of the code that runs now."""
+    """Return whether only files are recorded of the code that runs now."""
     own = recorder()
     return own is not None and own.files
 

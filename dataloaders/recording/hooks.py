@@ -45,7 +45,7 @@ def install() -> None:
 def swap(function: Any, hook: Callable[..., Any]) -> None:
     """Replace the code of ``function`` by a call of ``hook(original, *args, **kwargs)``."""
     if not isinstance(function, types.FunctionType) or function.__closure__:
-        return  # not as we know it: what it does stays unrecorded
+        return  # another version's: its calls are not recorded
     original = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__
     )
@@ -153,7 +153,7 @@ def _swap_for_images(function: Any, op: str, rule: Callable[..., Any]) -> None:
 
 
 def _same(image: Any, *args: Any, **kwargs: Any) -> Any:
-    """Of an image of bytes comes another of the same mode and size; a mask is no such argument."""
+    """Return the arguments, and an image of the same mode and size; not for calls with a mask."""
     if image.mode not in ("L", "RGB") or kwargs:
         return None
     return args, program.Image(image.mode, image.size)
@@ -331,8 +331,8 @@ _TORCHVISION: dict[str, Callable[[Any], None]] = {
 }
 
 
-# What functionals make of a tensor: its height and width, None for those of the input. An error
-# means that the call is not recorded.
+# Height and width of what a functional returns for a tensor; None: those of its input. A call for
+# which these raise an error is not recorded.
 
 
 def _padded(shape: Any, padding: Any, mode: str = "constant") -> tuple[int, int]:

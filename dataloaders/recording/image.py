@@ -238,7 +238,7 @@ class Recorded:
 
     @property
     def info(self) -> Any:
-        """See Pillow; decodes where the plugin finds more of it behind the pixels."""
+        """See Pillow; decodes the image if its plugin reads more of it after the pixels."""
         state = vars(self)
         if state["_late"] and files_only() and (node := node_of(self)) is not None:
             state.update(info=dict(run([node])[0].info), _late=False)

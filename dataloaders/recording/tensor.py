@@ -80,8 +80,8 @@ class Recorded(torch.Tensor):
     def as_subclass(self, cls: Any) -> Any:
         """See torch, which does not hand this to `__torch_function__`."""
         cls = posed(cls)
-        ours = cls is torch.Tensor or cls.__module__.startswith("torchvision.tv_tensors")
-        if self._real is not None or not ours:
+        known = cls is torch.Tensor or cls.__module__.startswith("torchvision.tv_tensors")
+        if self._real is not None or not known:
             return materialise(self, "Tensor.as_subclass").as_subclass(cls)
         if cls is posed(type(self)):
             return self
@@ -96,7 +96,7 @@ class Recorded(torch.Tensor):
 
 
 def new(node: Node, *, strides: Any = None, family: list[Any] | None = None) -> Any:
-    """Return a stand-in of what ``node`` makes; said to be contiguous without ``strides``."""
+    """Return a stand-in of what ``node`` makes; without ``strides``, it claims to be contiguous."""
     shape, dtype, flavour = node.what
     if strides is None:
         strides, step = [], 1

@@ -46,14 +46,14 @@ def device_tail(
         saved = sum(saved for _, _, saved in facts) // proof.samples
         tables = [table_of(steps, channels) for steps, channels, _ in facts]
         names = dict.fromkeys(step.op.rpartition(".")[2] for step in facts[0][0])
-        told = (
+        text = (
             f"{', '.join(names)} once a batch on the device: {saved} bytes a sample less to "
             f"collate and copy, equal to the bit on {proof.samples} samples of this dataset"
         )
         off = max(_difference(table.values, dtype) for table in tables)
         if any(dtype not in (None, table.values.dtype) for table in tables):
-            told += f"; then rounded to {str(dtype).removeprefix('torch.')}, at most {off:.2g} off"
-        return DeviceTail(dtype, memory_format, told)
+            text += f"; then rounded to {str(dtype).removeprefix('torch.')}, at most {off:.2g} off"
+        return DeviceTail(dtype, memory_format, text)
     name = type(loader.dataset).__name__
     if proof.looks:
         return f"{name} or its collate_fn works on the floats: {proof.looks[0]}"
@@ -69,18 +69,18 @@ class DeviceTail(Remainder):
     Args:
         dtype: what floats are rounded to at last; None: they stay.
         memory_format: of batches of images.
-        told: what `describe` says.
+        description: what `describe` returns.
     """
 
     def __init__(
         self,
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.preserve_format,
-        told: str = "",
+        description: str = "",
     ) -> None:
         self._dtype = dtype
         self._memory_format = memory_format
-        self._told = told
+        self._description = description
         self._tails = Tails(dtype)
 
     @staticmethod
@@ -121,7 +121,7 @@ class DeviceTail(Remainder):
 
     def describe(self) -> str:
         """See `Remainder`."""
-        return self._told
+        return self._description
 
     def _finished(self, value: Trailing, empty_like: Callable[..., torch.Tensor]) -> torch.Tensor:
         pixels, steps = value
