@@ -1,17 +1,17 @@
 """The check: the same training step on real and on synthetic input, side by side.
 
-inline     a check in one's own code: of a step, or of a loop as it stands
-check      the loop's batches: a warm-up, then rounds of one block an arm
-advice     what settings that findings name would gain
-arms       what the step gets in each arm, and what its difference tells
-schedule   how long blocks are, when enough is known: decided from numbers
-blocks     one block: batches out, marks of the clock between them
-resident   a few real batches, kept where the step wants them
-verdict    what the intervals carry, and by which evidence
-causes     after the verdict: slow samples, cold files, remedies and what they gain
-preparation   what a sample's preparation consists of, by calls
-summary    advice and notes        report   the result: data and text
-outputs/   JSON, page, Markdown, trace, two reports compared
+inline        a check in one's own code: of a step, or of a loop as it stands
+check         the loop's batches: first steps, then rounds of one block an arm
+
+what is fed        arms: what the step gets in each arm, and what its difference tells
+                   resident, placement: a few real batches, kept where the step wants them
+what is measured   first_steps: until steps are steady      blocks: batches between two marks
+                   steps: single waits, a timeline
+what is decided    rhythm: the loop's cycle    schedule: how long blocks are, when to end
+                   corrections, estimates: blocks to intervals    verdict: what they carry
+after the verdict  causes: slow samples, remedies and what they gain     cold: files evicted
+                   preparation, profile: a sample by calls    advice: settings tried around the step
+what is said       summary: advice and notes    report: the result    outputs/: its other forms
 """
 
 from dataloaders.errors import MissingDependency

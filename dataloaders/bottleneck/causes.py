@@ -11,10 +11,8 @@ Made for a loop of one process over a torch DataLoader, where input costs anythi
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
-import random
 import statistics
 import tempfile
 import time
@@ -28,13 +26,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from dataloaders import observing
 from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
-from dataloaders.batches.whole import ShowsDataset
 from dataloaders.bottleneck.blocks import Blocks
-from dataloaders.bottleneck.preparation import Call, CollateApart, Look, Prepared, WithFiles
+from dataloaders.bottleneck.cold import cold_block
+from dataloaders.bottleneck.preparation import Call, Look, Prepared
 from dataloaders.bottleneck.verdict import Analysis
 from dataloaders.errors import last_line
-from dataloaders.machine import page_cache, resources
-from dataloaders.measuring.intervals import Interval, mean_of
+from dataloaders.machine import resources
+from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import (
     FORMATS,
     LONGEST_SAMPLE_S,
@@ -48,15 +46,12 @@ from dataloaders.predicting import (
     seconds_of_a_worker,
     variant_of,
 )
-from dataloaders.specification import iterates_itself, view_of
 from dataloaders.tuning.trial import observe
 from dataloaders.tuning.variant import backend_of, inner_name_of
 
 _LOOK_SHARE, _MOST_LOOK_S = 0.1, 2.0
 _TRIAL_SHARE, _LEAST_TRIAL_S = 0.1, 1.0
-_FEWEST_COLD, _COLD_SHARE = 6, 0.3
 _ALONE_FROM_S = 15.0  # of the budget
-_STILL_THERE = 0.05  # of a file's pages, at the most, after it was evicted
 
 
 class Causes:
@@ -130,7 +125,9 @@ class Causes:
             return
         try:
             if stepping:
-                yield from self._cold(seen, size, known.seconds_per_batch["real"].estimate)
+                self.fetch = yield from cold_block(
+                    loader, self._blocks, seen, size, self._budget_s, self.notes
+                )
             stages = self._stages(known, seen, size, host)
             self.candidates = candidates(
                 loader,
@@ -229,66 +226,6 @@ class Causes:
         usual = statistics.median(self._blocks.log.waits or [0.0])
         return max(0.0, statistics.median(feed.epoch_starts) + ends - usual) / feed.length
 
-    def _cold(self, seen: Prepared, size: int, real_s: float) -> Iterator[Batch]:
-        """Measure a block on samples whose files were evicted, and the same again."""
-        feed, loader = self._blocks.feed, self._loader
-        warm_up = feed.in_flight if feed.workers else 1
-        own = hasattr(loader, "backend")  # whose workers read as torch's do
-        plain = backend_of(loader).name == "stock" and (own or not iterates_itself(type(loader)))
-        files = {file for of in seen.files for file in of} | set(seen.shared)
-        if not files or loader.batch_sampler is None:
-            return
-        if not plain:
-            self.notes.append("no cold block: how this loader reads is its own matter")
-            return
-        whole, needed = len(seen.keys) // size, warm_up + _FEWEST_COLD
-        batches = [seen.keys[at : at + size] for at in range(0, whole * size, size)]
-        if whole < needed:
-            count = len(loader.dataset)
-            numbered = all(type(key) is int for key in seen.keys)
-            quick = 3 * needed * real_s <= _COLD_SHARE * self._budget_s
-            if not (feed.workers and numbered and quick and count >= needed * size):
-                self.notes.append(
-                    f"no cold block: the files of {whole} batches are known, and it takes {needed}"
-                )
-                return
-            picked = random.Random(1).sample(range(count), needed * size)
-            batches = [picked[at : at + size] for at in range(0, needed * size, size)]
-            files = set(seen.shared)
-            view = self._view(
-                batches,
-                dataset=WithFiles(loader.dataset),
-                collate_fn=CollateApart(loader.collate_fn),
-                worker_init_fn=ShowsDataset(loader.worker_init_fn),
-            )
-            for batch, opened in observing.started_quietly(view._get_iterator):
-                files.update(opened)
-                yield self._blocks.delivered(batch)
-        if not _evicted(sorted(files)):
-            self.notes.append("no cold block: the files cannot be evicted from the page cache")
-            return
-        cold = yield from self._timed(self._view(batches), warm_up)
-        again = yield from self._timed(self._view(batches), warm_up)
-        if len(cold) == len(again) >= _FEWEST_COLD:
-            self.fetch = mean_of(np.subtract(cold, again))
-
-    def _view(self, batches: list[list[Any]], **changes: Any) -> Any:
-        """Return the loader with these batches of keys as its epoch."""
-        return view_of(self._loader, batch_sampler=batches, persistent_workers=False, **changes)
-
-    def _timed(self, view: Any, warm_up: int) -> Generator[Batch, None, list[float]]:
-        """Yield an epoch of ``view``; return the seconds of each batch after ``warm_up``."""
-        clock = self._blocks.clock
-        marks: list[Any] = []
-        for number, batch in enumerate(observing.started_quietly(view._get_iterator)):
-            if number == warm_up:
-                marks.append(clock.mark())
-            yield self._blocks.delivered(batch)
-            if number >= warm_up:
-                marks.append(clock.mark())
-        clock.wait()
-        return [clock.seconds(*pair) for pair in itertools.pairwise(marks)]
-
     def _try(self, stages: Stages) -> Iterator[Batch]:
         """Run each candidate with the step, between two turns of the loader as it is.
 
@@ -341,16 +278,3 @@ def _pin_s(host: Batch) -> float:
     copied, begin = map_tensors(host, torch.Tensor.clone), time.perf_counter()
     map_tensors(copied, torch.Tensor.pin_memory)
     return time.perf_counter() - begin
-
-
-def _evicted(files: list[str]) -> bool:
-    """Evict the files, and return whether none of them has more than a few pages left."""
-    try:
-        if not all(map(page_cache.tells_truth, files)):
-            return False
-        for file in files:
-            page_cache.evict(file)
-        left = [page_cache.resident_pages(file) for file in files]
-    except OSError:
-        return False
-    return all(not len(pages) or pages.mean() <= _STILL_THERE for pages in left)

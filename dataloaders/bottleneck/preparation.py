@@ -5,10 +5,7 @@
                                a thread looks 1,000 times a second where they are
                      <─ facts  an audit hook notes the files that are opened
 
-A call is what a user would take out: a transform by its class, decoding, reading, a function of
-the user's. The thread asks for the interpreter's lock, so it sees a long call in C as that call
-ends, and counts all the time since it looked last: shares are right although looks are not evenly
-spaced. Datasets that cannot be recorded are profiled as well as any other.
+Datasets that cannot be recorded are profiled as well as any other.
 """
 
 from __future__ import annotations
@@ -17,16 +14,10 @@ import functools
 import os
 import random
 import statistics
-import sys
-import sysconfig
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -34,26 +25,13 @@ import psutil
 import torch
 from torch.utils.data import IterableDataset
 
+from dataloaders.bottleneck.profile import Profile, is_code
 from dataloaders.measuring.clocks import HostTime
 from dataloaders.observing.opened import Files, files_opened
 
-_FETCHES = ("__getitem__", "__getitems__", "__iter__", "__next__")
-_LOOK_EVERY_S = 0.001
 _BATCHES = 8
 _SLOW, _SLOW_FROM_S = 3.0, 1e-3  # times the median sample; and seconds
 _MOST_SLOW = 5
-_INSTALLED = tuple(
-    folder + os.sep
-    for folder in (
-        *{sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")},
-        str(Path(__file__).parents[1]),  # what we put around open() is no call of the user's
-    )
-)
-_DECODES = (os.path.join("PIL", "ImageFile.py"), os.path.join("torchvision", "io", ""))
-_READS = tuple(
-    part.replace("/", os.sep)
-    for part in ("h5py/", "zarr/", "numpy/lib/npyio", "numpy/lib/_npyio", "zipfile", "tarfile.py")
-)
 
 
 @dataclass(frozen=True)
@@ -128,7 +106,7 @@ class Look:
         states = _states()
         until = time.perf_counter() + self.seconds
         opened = _opened()
-        with _profiled() as profile:
+        with Profile(Look.__call__) as profile:
             for key, fetch, chosen in fetches:
                 opened.clear()
                 begin, cpu = now(), _wanted_s()
@@ -218,75 +196,6 @@ class Look:
         found.pass_s += self.now() - done
 
 
-class _profiled:
-    """Looks from a thread at what this one does while ``watching``: seconds, CPU seconds by call.
-
-    Attributes:
-        watching: whether what this thread does counts.
-        seconds: by call.
-        cpu: the same of this thread's CPU time; nothing on systems that do not tell it.
-    """
-
-    def __init__(self) -> None:
-        self.watching = False
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.cpu: dict[str, float] = defaultdict(float)
-
-    def __enter__(self) -> _profiled:
-        self._ended = threading.Event()
-        self._before = sys.getswitchinterval()
-        sys.setswitchinterval(_LOOK_EVERY_S / 2)
-        args = (threading.get_ident(),)
-        self._thread = threading.Thread(target=self._run, args=args, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        sys.setswitchinterval(self._before)
-
-    def _run(self, watched: int) -> None:
-        clock = getattr(time, "pthread_getcpuclockid", lambda thread: None)(watched)
-        last, last_cpu = time.perf_counter(), 0.0
-        while not self._ended.wait(_LOOK_EVERY_S):
-            watching, frame = self.watching, sys._current_frames().get(watched)
-            now, cpu = time.perf_counter(), 0.0 if clock is None else time.clock_gettime(clock)
-            if frame is not None and watching and self.watching:
-                call = _call_of(frame)
-                self.seconds[call] += now - last
-                if clock is not None and last_cpu:
-                    self.cpu[call] += cpu - last_cpu
-            last, last_cpu = now, cpu
-
-
-def _call_of(frame: FrameType | None) -> str:
-    """Return what ``frame`` is at work for, in a user's words."""
-    stack: list[FrameType] = []  # the innermost first
-    while frame is not None and frame.f_code is not Look.__call__.__code__:
-        stack.append(frame)
-        frame = frame.f_back
-    for each in stack:
-        for call, parts in (("decode", _DECODES), ("read", _READS)):
-            if any(part in each.f_code.co_filename for part in parts):
-                return call
-    called = [each for each in stack if each.f_code.co_name in ("__call__", "forward")]
-    owners = [each.f_locals.get(each.f_code.co_varnames[0]) for each in called]
-    holders = ("Sequential", "StandardTransform")
-    kinds = [type(one) for one in owners if not hasattr(one, "transforms")]
-    kinds = [kind for kind in kinds if kind.__name__ not in holders]
-    if kinds:
-        theirs = [kind for kind in kinds if kind.__module__.startswith("torchvision.")]
-        return (theirs or kinds)[-1].__name__
-    codes = [each.f_code for each in stack if each.f_code.co_filename != __file__]
-    own = [code for code in codes if not _is_code(code.co_filename, "")]
-    if not own:
-        return "read"  # a library's dataset
-    # What the dataset calls says more than what that calls, or than the dataset's own method.
-    code = next((code for code in reversed(own) if code.co_name not in _FETCHES), own[0])
-    return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-
-
 class WithFiles:
     """A dataset for workers: each batch of samples comes with the files that were opened for it."""
 
@@ -322,7 +231,7 @@ def _opened() -> Files:
 
 
 def _of_data(files: Iterable[str]) -> list[str]:
-    return [path for path in files if os.path.isfile(path) and not _is_code(path)]
+    return [path for path in files if os.path.isfile(path) and not is_code(path)]
 
 
 def _states() -> tuple[Any, ...]:
@@ -345,13 +254,3 @@ def _held_open() -> list[str]:
         return sorted(_of_data(found.union(shared)))
     except (psutil.Error, OSError, AttributeError):  # not told by every system
         return []
-
-
-def _is_code(path: str, system: str = "/usr/") -> bool:
-    """Whether ``path`` is a library's, Python's or the system's."""
-    return (
-        path.startswith(("/proc/", "/dev/", "/sys/", "/etc/", "<", *_INSTALLED))
-        or (system != "" and (path.startswith(system) or path.endswith((".py", ".pyc"))))
-        or "-packages" in path
-        or ".so" in os.path.basename(path)
-    )
