@@ -202,7 +202,7 @@ def test_samples_are_read_in_another_process():
 
 def test_an_iterable_dataset_has_no_indices():
     report = checked(Endless(), budget_s=1)
-    assert report.preparation[0].call.startswith("wait (waits.py")
+    assert report.preparation[0].call.startswith("wait (datasets.py")
     assert by_name(report.candidates)["workers"].predicted is not None
     assert report.waits["slow"] == ()
 
