@@ -144,7 +144,7 @@ class TestVerdicts:
         assert report.speedup_bound.low <= 2.0 <= report.speedup_bound.high
         assert report.seconds <= 60
 
-    def test_a_queue_that_was_not_as_it_should_be_is_told(self, time):
+    def test_a_queue_that_was_not_at_its_level_is_in_a_note(self, time):
         """A batch takes longer than the check waits for workers to be idle."""
         report = checked(PlayedLoader(time, [9.0], workers=4), 0.5, time, 30)
         assert any("blocks began before the loader's queue" in note for note in report.notes)
@@ -357,7 +357,7 @@ class TestLoops:
         assert seconds == pytest.approx(0.05)
         assert f"(batch {batch} of epoch {epoch})" in str(report)
 
-    def test_progress_is_told_between_blocks_and_the_report_is_there_at_any_time(self, time):
+    def test_progress_is_reported_between_blocks_and_the_report_is_there_at_any_time(self, time):
         told = []
         loader = DataLoader(Waiting(4000, 0.002, time.sleep))
         check = Check(loader, budget_s=4, progress=told.append, clock=HostOn(time))

@@ -63,7 +63,7 @@ def test_the_verdict_is_the_truths(workload):
         ((0.0002, 0.0018), 0.001, 20, 0.0),  # of two steps in turn one is launch-bound: 20 + 36
     ],
 )
-def test_what_a_step_loses_to_launches_is_told(kernels, host_s, launches, lost):
+def test_what_a_step_loses_to_launches(kernels, host_s, launches, lost):
     report = checked(Loop((0.001,), kernels, launches=launches, host_s=host_s))
     assert report.verdict == "step-bound"
     assert report.stalls["launch"].estimate == pytest.approx(lost, abs=2e-3)

@@ -26,7 +26,7 @@ SECONDS = st.floats(1e-7, 10)
         ([0.01] * 50, 0, 1),
     ],
 )
-def test_what_tells_a_cycle_and_its_first_batch(gaps, every, cycle):
+def test_a_cycle_and_its_first_batch_are_found(gaps, every, cycle):
     rhythm, aligned = Rhythm(), []
     for turn in (*range(len(gaps)), *range(2 * cycle)):
         if len(aligned) == len(gaps):

@@ -3,7 +3,7 @@
 inline        a check in one's own code: of a step, or of a loop as it stands
 check         the loop's batches: first steps, then rounds of one block an arm
 
-what is fed        arms: what the step gets in each arm, and what its difference tells
+what is fed        arms: what the step gets in each arm, and what its difference measures
                    resident, placement: a few real batches, kept where the step wants them
 what is measured   first_steps: until steps are steady      blocks: batches between two marks
                    steps: single waits, a timeline

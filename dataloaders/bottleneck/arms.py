@@ -1,6 +1,6 @@
-"""The arms: what the step gets in each, and what the arm's difference tells.
+"""The arms: what the step gets in each, and what an arm's difference to synthetic measures.
 
-    arm         input                                          its difference to synthetic tells
+    arm         input                                          its difference to synthetic
     synthetic   batches that are resident where the step is
     host        the same in the loader's memory: a copy each   transfer
     contended   resident ones, while the loader's workers run  contention
@@ -35,7 +35,7 @@ class Stall(NamedTuple):
 
     name: str  # its key in the report
     verdict: Verdict  # where it is the largest
-    tells: str  # it in words
+    meaning: str  # in words
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Arm:
     """Describes one input of the step."""
 
     name: str  # its key in the report
-    tells: str  # what it is, in words
+    meaning: str  # in words
     begin: Callable[[Blocks], bool]  # brings the queue into a block's first state; or in vain
     take: Callable[[Blocks, int], Take]  # what hands out so many batches, its warm-up included
     warm_up: Callable[[Schedule, Numbers], int]  # steps that run before the first mark
-    stall: Stall | None = None  # what its difference to synthetic tells; None: nothing, or all
+    stall: Stall | None = None  # what its difference to synthetic; None: nothing, or all
     # Whether it says something about this loader and step.
     exists: Callable[[Blocks], bool] = lambda blocks: True
 
@@ -74,8 +74,8 @@ def _slows_the_host(blocks: Blocks) -> bool:
     # On the host's clock the steps of real blocks, without their waits, are this arm. Workers of
     # a short epoch are soon done, and starting the next one is no contention. Very slow steps are
     # too few for a further arm.
-    tells = blocks.asynchronous and blocks.feed.parallel and blocks.feed.tells
-    return tells and not (blocks.schedule.short_epochs or blocks.schedule.few_steps(blocks.real_s))
+    exists = blocks.asynchronous and blocks.feed.parallel and blocks.feed.countable
+    return exists and not (blocks.schedule.short_epochs or blocks.schedule.few_steps(blocks.real_s))
 
 
 def _begin_contended(blocks: Blocks) -> bool:
@@ -139,6 +139,6 @@ ARMS = (
 STALLS = (PREP, *(arm.stall for arm in ARMS if arm.stall is not None))
 """Parts of real minus synthetic, as the report has them; "prep" is what the others leave."""
 
-TELLS = {arm.name: arm.tells for arm in (*ARMS[1:], ARMS[0])}
-TELLS["cold"] = "the loop as it is, its files not in memory"  # measured once: see causes.py
+MEANINGS = {arm.name: arm.meaning for arm in (*ARMS[1:], ARMS[0])}
+MEANINGS["cold"] = "the loop as it is, its files not in memory"  # measured once: see causes.py
 """What each input is, in words, in the order of a report."""

@@ -208,7 +208,7 @@ class FirstSteps:
     def _end_epoch(
         self, last: int, held: tuple[float, float], analysis: Callable[[], Analysis | None]
     ) -> Generator[Batch, None, bool]:
-        """Yield ``last`` batches of epoch 0 as resident ones; return whether it tells enough.
+        """Yield ``last`` batches of epoch 0 as resident ones; return whether that is enough.
 
         Not if other processes held it up, nor if a later epoch's batches wait for less.
         """
@@ -260,7 +260,7 @@ class FirstSteps:
         return block_of(segments) if segments else None
 
     def blocks(self) -> dict[str, BlockTimes]:
-        """Return what their own waits tell, for a loop that ended before anything was measured.
+        """Return them as blocks, for a loop that ended before anything was measured.
 
         Without workers they are the gap; with workers only beside steps on resident batches.
         """

@@ -43,7 +43,7 @@ class Call:
     call: str
     seconds_per_sample: float  # of one worker's time
     share: float  # of all preparation, from 0 to 1
-    cpu_seconds_per_sample: float | None = None  # of that time; None where it is not told
+    cpu_seconds_per_sample: float | None = None  # of that time; None where it is not known
 
 
 @dataclass
@@ -235,7 +235,7 @@ def _of_data(files: Iterable[str]) -> list[str]:
 
 
 def _states() -> tuple[Any, ...]:
-    """Return what tells whether the process's random generators were drawn from."""
+    """Return the states of the process's random generators."""
     drawn: Any = np.random.get_state()
     return torch.get_rng_state().numpy().tobytes(), drawn[1].tobytes(), drawn[2], random.getstate()
 
@@ -252,5 +252,5 @@ def _held_open() -> list[str]:
         found = {each.path for each in this.open_files() if each.mode == "r"}
         shared = (each.path for each in this.memory_maps(grouped=False) if "s" in each.perms)
         return sorted(_of_data(found.union(shared)))
-    except (psutil.Error, OSError, AttributeError):  # not told by every system
+    except (psutil.Error, OSError, AttributeError):  # not every system reports it
         return []

@@ -40,7 +40,7 @@ class Profile:
     Attributes:
         watching: whether what this thread does counts.
         seconds: by call.
-        cpu: the same of this thread's CPU time; nothing on systems that do not tell it.
+        cpu: the same of this thread's CPU time; nothing on systems that do not report it.
     """
 
     def __init__(self, outermost: Callable[..., object]) -> None:

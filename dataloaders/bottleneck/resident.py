@@ -208,7 +208,7 @@ def _fits(size: int, device: torch.device) -> bool:
         free += torch.accelerator.memory_reserved(device)
         free -= torch.accelerator.max_memory_allocated(device)
     except (RuntimeError, NotImplementedError, AttributeError):
-        return True  # an allocator that does not tell: what fails to allocate is handled
+        return True  # an allocator that does not report it: what fails to allocate is handled
     return size <= _SHARE_OF_FREE * free
 
 

@@ -1,4 +1,4 @@
-"""What the loop's steps tell before anything is measured: their cycle, and when they are steady.
+"""The cycle of the loop's steps, and when they are steady.
 
 Rhythm     seconds between batches, optimizer steps ──> how many batches make one cycle
 WarmUp     seconds of each first step               ──> whether steps are steady
@@ -30,7 +30,7 @@ class Rhythm:
         self.aligned = True  # whether the batch that is asked for now is the first of a cycle
         self._stepped = False
         self._optimizers = False
-        self._late_s = math.inf  # a gap from which on a cycle is over, where no optimizer tells
+        self._late_s = math.inf  # a gap from which on a cycle is over, without an optimizer
         self._seen: deque[tuple[bool, float]] = deque(maxlen=4 * _LONGEST_CYCLE)
 
     @property

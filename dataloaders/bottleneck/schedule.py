@@ -162,14 +162,14 @@ class Schedule:
             writes=bool(n.writes),
         )
 
-    def late(self, lap: int, spent_s: float, most_s: float) -> bool:
-        """Return whether a block that has lasted ``spent_s`` is to end after this lap.
+    def late(self, segment: int, spent_s: float, most_s: float) -> bool:
+        """Return whether a block that has lasted ``spent_s`` is to end after this segment.
 
-        Several ranks ask each other after 1, 2, 4, 8, … laps only.
+        Several ranks ask each other after 1, 2, 4, 8, … segments only.
         """
         if self._agree is None:
             return spent_s > most_s
-        return lap & (lap - 1) == 0 and self._agree([spent_s])[0] > most_s
+        return segment & (segment - 1) == 0 and self._agree([spent_s])[0] > most_s
 
     def adapt(self, arms: int, spread: float, real_spread: float) -> float:
         """Choose how long blocks are, from the spread of recent ones (standard deviation / mean).
@@ -192,7 +192,7 @@ class Schedule:
     ) -> bool:
         """Return whether measuring ends after ``rounds`` rounds and ``spent_s`` seconds.
 
-        ``round_s`` is what the longest of the last rounds took. ``known`` tells whether there is a
+        ``round_s`` is what the longest of the last rounds took. ``known`` says whether there is a
         verdict, one that no other process disturbed, and one that measuring on would not improve.
         """
         spent_s, round_s = self.agree(spent_s, round_s)

@@ -32,9 +32,9 @@ def summarise(
     finished: bool,
     derived: bool,
     launched: Interval | None,
-    **told: Any,
+    **fields: Any,
 ) -> Report:
-    """Return the report of a check, finished or not; ``told`` are fields of it.
+    """Return the report of a check, finished or not; ``fields`` are others of it.
 
     ``derived``: whether the step copies something computed from its batch to the device.
     """
@@ -65,7 +65,7 @@ def summarise(
         preparation=causes.preparation,
         candidates=causes.candidates,
         timeline=blocks.log.timeline(),
-        **told,
+        **fields,
     )
 
 

@@ -57,7 +57,7 @@ class HostTime:
         """Return seconds that this thread waited for a core, and CPU seconds of other processes.
 
         What other processes hold this one up by is at most the increase of either. Zeros where
-        the system does not tell (Linux does).
+        the system does not report it (Linux does).
         """
         try:
             waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9

@@ -47,7 +47,7 @@ class Feed:
         # seconds that next() took to say that an epoch was over (workers end).
         self.epoch_starts: list[float] = []
         self.epoch_ends: list[float] = []
-        self.tells: bool = True  # whether the iterator tells how many batches are ready
+        self.countable: bool = True  # whether the iterator reports how many batches are ready
         # The device to which the loader copies each batch as it is taken: those from here are
         # still where they were before that copy.
         self.copies_to: torch.device | None = None
@@ -97,7 +97,7 @@ class Feed:
         if isinstance(iterator, CopiedBatches):
             self.copies_to, iterator = iterator.device, iterator.batches
         self._iterator = iterator
-        self.tells = counts_of(iterator) is not None
+        self.countable = counts_of(iterator) is not None
         self._drawn = _Drawn.of(iterator)
         # A prefetcher of ours holds more, on their way to the device.
         self.ahead = int(getattr(iterator, "ahead", 0))
@@ -133,7 +133,7 @@ class Feed:
         return self.workers > 0 or self.ahead > 0
 
     def ready(self) -> int | None:
-        """Return how many batches wait to be taken; None if this iterator does not tell."""
+        """Return how many batches wait to be taken; None if it is not countable."""
         counts = counts_of(self._iterator)
         return None if counts is None else counts[0]
 
@@ -142,7 +142,7 @@ class Feed:
         return cpu_seconds(worker.pid for worker in getattr(self._iterator, "_workers", ()))
 
     def busy(self) -> float:
-        """Return the share of workers that are at work; 1 if this iterator does not tell."""
+        """Return the share of workers that are at work; 1 if it is not countable."""
         counts, makers = counts_of(self._iterator), max(1, self.workers)
         if counts is None or not self.parallel:
             return 1.0
@@ -157,7 +157,7 @@ class Feed:
     def wait_until_idle(self, most_s: float, make_s: float) -> bool:
         """Return once the loader's queues are full and nothing makes batches, or after ``most_s``.
 
-        An iterator that does not tell gets the time that it needs for all it can have in flight,
+        One that is not countable gets the time that it needs for all it can have in flight,
         at ``make_s`` seconds a batch. Returns False where that was not enough.
         """
         if not self.parallel:

@@ -1,6 +1,6 @@
 """How full the queues behind an iterator are, for whoever measures a loader.
 
-torch's worker iterator tells by its queues; an iterator of ours by a method ``counts()``.
+torch's worker iterator is asked for its queues, an iterator of ours for its ``counts()``.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from typing import Any
 
 
 def counts_of(iterator: Any) -> tuple[int, int] | None:
-    """Return (ready, outstanding) batches of ``iterator``, or None for one that does not tell.
+    """Return (ready, outstanding) batches of ``iterator``, or None where that is not known.
 
     Ready ones are made and wait to be taken. Outstanding are those and the ones that are being
     made or are ordered from workers: where both are equal, nothing is at work.
     """
     counts = getattr(iterator, "counts", None)
     if callable(counts):
-        told: tuple[int, int] | None = counts()
-        return told
+        counted: tuple[int, int] | None = counts()
+        return counted
     try:
         queued = iterator._data_queue.qsize()
         if iterator._data_queue is not iterator._worker_result_queue:  # a pinning thread between

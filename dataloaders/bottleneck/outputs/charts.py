@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from dataloaders.bottleneck.arms import ARMS, STALLS, TELLS
+from dataloaders.bottleneck.arms import ARMS, MEANINGS, STALLS
 from dataloaders.bottleneck.outputs.contents import LEAST_SHARE, in_order, milliseconds
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def charts(report: Report) -> dict[str, str]:
 
 
 def _arms(axes: Any, report: Report) -> Iterator[str]:
-    for row, (name, took) in enumerate(in_order(report.seconds_per_batch, TELLS)):
+    for row, (name, took) in enumerate(in_order(report.seconds_per_batch, MEANINGS)):
         colour = _LOOP if name in ("real", "cold") else _STEP
         _bar(axes, row, took.estimate, colour, milliseconds(took.estimate), high=took.high)
         ends = [1e3 * max(0.0, took.low), 1e3 * took.high]

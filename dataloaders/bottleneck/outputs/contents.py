@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from dataloaders.bottleneck.arms import FETCH, LAUNCH, STALLS, TELLS, Verdict
+from dataloaders.bottleneck.arms import FETCH, LAUNCH, MEANINGS, STALLS, Verdict
 from dataloaders.findings import Finding
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import best_of
@@ -105,8 +105,8 @@ class Table(NamedTuple):
 def arms(report: Report) -> Table:
     """Return the arms that were measured, the whole loop last."""
     rows = [
-        (name, milliseconds(took.estimate), range_of(took), TELLS.get(name, ""))
-        for name, took in in_order(report.seconds_per_batch, TELLS)
+        (name, milliseconds(took.estimate), range_of(took), MEANINGS.get(name, ""))
+        for name, took in in_order(report.seconds_per_batch, MEANINGS)
     ]
     return Table(("input", "ms a batch", "95 % interval", "what it is"), rows)
 
@@ -117,7 +117,7 @@ def stalls(report: Report) -> Table:
     if real is None:
         return Table((), [])
     causes = (LAUNCH,) if report.verdict == "step-bound" else (*STALLS, FETCH, LAUNCH)
-    tells = {cause.name: cause.tells for cause in causes}
+    tells = {cause.name: cause.meaning for cause in causes}
     rows = [
         (name, milliseconds(lost), f"{lost / real.estimate:.0%}", cause)
         for name, cause in tells.items()
