@@ -202,7 +202,7 @@ def test_the_command_line(command):
         assert f"built from compress: zstd, level {level}" in shown
     done = command(*words)
     assert done.status != 0
-    assert "--level 9: give --compress too" in done.err
+    assert "level=9 (--level): give --compress too" in done.err
 
 
 # backend="h5"
