@@ -208,6 +208,20 @@ def test_the_command_line(command):
 # backend="h5"
 
 
+@pytest.mark.parametrize("single_file", [True, False])
+def test_compressed_tensors_are_gathered_from_one_file_and_from_parts(single_file, tmp_path):
+    dataset = [(np.arange(n, n + 4000), torch.full((3,), n / 7)) for n in range(26)]
+    options = {"compress": "zstd", "num_workers": 0, "rows": 3, "single_file": single_file}
+    precompute(dataset, tmp_path / "a.h5", **options)
+    order = [25, 3, 4, 17, 0, 25, 9, 9]
+    ours, theirs = (
+        DataLoader(dataset, batch_size=4, sampler=order, seed=0, backend=backend)
+        for backend in (H5(tmp_path / "a.h5", build="never"), "stock")
+    )
+    assert_same(list(ours), list(theirs), strides=False)
+    assert "batches are made at once" in str(ours.explain())
+
+
 class Rows(Pictures):
     def __getitem__(self, index):
         rest = {"flags": torch.arange(200) % (index + 2) == 0, "words": f"row {index} " * 20}
