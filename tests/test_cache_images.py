@@ -23,7 +23,7 @@ from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, Encoded, estimate, precompute, verify
 from dataloaders.cache.sample.encoding import encoded
-from dataloaders.cache.sample.sample import fits, leaf_of, split
+from dataloaders.cache.sample.sample import fits, split, value_of
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, OptionError
 from helpers.cached import MODES, assert_all_equal, build_of_bytes, kinds, smooth
@@ -120,12 +120,12 @@ def make(dataset, path, images=None, **options):
 
 
 def encode(image, how):
-    (cell,) = split(image)[1]
-    return encoded(cell, Encoded(how) if isinstance(how, str) else how)
+    (leaf,) = split(image)[1]
+    return encoded(leaf, Encoded(how) if isinstance(how, str) else how)
 
 
-def decode(cell):
-    return leaf_of(cell.kind, cell.values)
+def decode(leaf):
+    return value_of(leaf.kind, leaf.values)
 
 
 @st.composite
@@ -455,7 +455,7 @@ COLOUR = saved(smooth(0), "PNG")
 def test_bytes_that_are_no_such_image(path, kind, data, text):
     cached = build_of_bytes(path, kind, data)
     for read in (lambda: cached[1], lambda: cached.__getitems__([1])):
-        rule = f"column 'sample', row 1: a cell of kind '{kind}'.*{text}"
+        rule = f"column 'sample', row 1: a leaf of kind '{kind}'.*{text}"
         with pytest.raises(CacheError, match=rule):
             read()
 
@@ -466,7 +466,7 @@ def test_kinds_that_there_are_not(path):
         with pytest.raises(CacheError, match="cannot hold"):
             build_of_bytes(path, kind, b"abc")
         with pytest.raises(CacheError, match="cannot hold"):
-            leaf_of(kind, np.zeros(3, "u1"))
+            value_of(kind, np.zeros(3, "u1"))
 
 
 # As a backend

@@ -21,9 +21,9 @@ from dataloaders.cache.sample.sample import (
     column_names,
     fits,
     join,
-    leaf_of,
     leaf_paths,
     split,
+    value_of,
 )
 from dataloaders.errors import CacheError
 from helpers.cached import KEYS, SAMPLES, Point, palettes
@@ -31,21 +31,21 @@ from helpers.compare import bits
 
 
 def there_and_back(sample):
-    structure, cells = split(sample)
-    return join(structure, [leaf_of(cell.kind, cell.values) for cell in cells])
+    structure, leaves = split(sample)
+    return join(structure, [value_of(leaf.kind, leaf.values) for leaf in leaves])
 
 
 @settings(max_examples=250, deadline=None)
 @given(SAMPLES)
 def test_a_sample_comes_back_to_the_bit(sample):
     assert bits(there_and_back(sample)) == bits(sample)
-    structure, cells = split(sample)
-    assert len(leaf_paths(structure)) == len(cells)
-    for cell in cells:
-        of = 0 if cell.kind == "none" else cell.values.ndim
-        assert cell.values.dtype.str in DTYPES
-        assert fits(cell.kind, cell.values.dtype.str, of, cell.values.shape)
-        assert fits(cell.kind, cell.values.dtype.str, of, None)
+    structure, leaves = split(sample)
+    assert len(leaf_paths(structure)) == len(leaves)
+    for leaf in leaves:
+        of = 0 if leaf.kind == "none" else leaf.values.ndim
+        assert leaf.values.dtype.str in DTYPES
+        assert fits(leaf.kind, leaf.values.dtype.str, of, leaf.values.shape)
+        assert fits(leaf.kind, leaf.values.dtype.str, of, None)
 
 
 @settings(max_examples=250, deadline=None)
@@ -56,7 +56,7 @@ def test_an_image_with_a_palette_comes_back_or_is_refused(image, converted):
             image.convert("RGBA")  # which puts its transparency into Pillow's palette
     known = image.info.get("transparency")
     try:
-        (cell,) = split(image)[1]
+        (leaf,) = split(image)[1]
     except CacheError:
         with pytest.raises(CacheError, match=r"mode 'P', which .* \(PNG does not give its palette"):
             split(image)
@@ -66,18 +66,18 @@ def test_an_image_with_a_palette_comes_back_or_is_refused(image, converted):
             assert image.palette.mode == "RGB"
             assert not 0 <= known < 256
         return
-    assert (cell.kind, cell.pixels) == ("encoded:PNG:P", image.width * image.height)
-    back = leaf_of(cell.kind, cell.values)
+    assert (leaf.kind, leaf.pixels) == ("encoded:PNG:P", image.width * image.height)
+    back = value_of(leaf.kind, leaf.values)
     assert type(back) is Image.Image
     assert (back.mode, back.size, back.tobytes()) == ("P", image.size, image.tobytes())
     assert back.palette.mode == image.palette.mode
     assert back.getpalette(back.palette.mode) == image.getpalette(image.palette.mode)
     assert back.info == ({} if known is None else {"transparency": known})
-    file = Image.open(io.BytesIO(cell.values.tobytes()))  # as others read it
+    file = Image.open(io.BytesIO(leaf.values.tobytes()))  # as others read it
     for seen in (back, file):
         assert seen.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
     back.putpixel((0, 0), 1)  # may be changed
-    assert split(image)[1][0].values.tobytes() == cell.values.tobytes()
+    assert split(image)[1][0].values.tobytes() == leaf.values.tobytes()
 
 
 def test_a_file_of_an_image_with_a_palette_holds_and_is_no_more_than_it():
@@ -92,7 +92,7 @@ def test_a_file_of_an_image_with_a_palette_holds_and_is_no_more_than_it():
         info.add_text("palette", said)
         image.save(file, "PNG", pnginfo=info)
         with pytest.raises(CacheError, match="what it says of its palette cannot be"):
-            leaf_of("encoded:PNG:P", np.frombuffer(file.getvalue(), np.uint8))
+            value_of("encoded:PNG:P", np.frombuffer(file.getvalue(), np.uint8))
     image.putpalette([1, 2, 3, 4], "CMYK")
     with pytest.raises(CacheError, match=r"mode 'P', .*\(PNG does not .*numpy\.array\(image\)"):
         split(image)
@@ -247,6 +247,6 @@ def test_a_malformed_structure(structure):
 def test_values_that_are_too_many_or_too_deep():
     for shape in ((3, 2**40, 0), (3, 0, 2**60), (3, 2**30, 0)):
         with pytest.raises(CacheError, match="too many lines"):
-            leaf_of("image:RGB", np.empty(0, "|u1").reshape(shape))
+            value_of("image:RGB", np.empty(0, "|u1").reshape(shape))
     with pytest.raises(CacheError, match="cannot hold"):
-        leaf_of("json", np.frombuffer(b"[" * 100_000, "|u1"))
+        value_of("json", np.frombuffer(b"[" * 100_000, "|u1"))

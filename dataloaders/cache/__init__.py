@@ -2,7 +2,7 @@
 
     dataset ──cut──> head ──workers──> train.parts/00000.h5 ... ──> train.h5 ──map──> rows ──> tail
 
-    sample/   what a sample consists of: a structure and cells; images; which transforms are kept
+    sample/   what a sample consists of: a structure and leaves; images; which transforms are kept
     format/   the bytes of a file: HDF5, the sealed index in front, checksums, compression
     build/    precompute(): from a dataset to parts, and from parts to one cache
     read/     CachedDataset: from a mapped file to samples; verify()

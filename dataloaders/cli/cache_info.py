@@ -9,7 +9,7 @@ import json
 
 import numpy as np
 
-from dataloaders.cache.format.attributes import told
+from dataloaders.cache.format.attributes import summary
 from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.printable import printable
 from dataloaders.cache.read.reader import CachedDataset
@@ -39,7 +39,7 @@ def info(path: str) -> int:
     lines += _columns_table(cached).splitlines()
     for name, members in (("computed", index.head), ("left to run live", index.tail)):
         lines.append(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
-    lines += [f"{key}: {told(value)}" for key, value in cached.attributes.items()]
+    lines += [f"{key}: {summary(value)}" for key, value in cached.attributes.items()]
     for key, value in index.fingerprint.items():
         if key not in ("head", "calls") and not key.startswith("sample ") and value is not None:
             text = value if isinstance(value, str) else json.dumps(value)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dataloaders.cache import CachedDataset
-from dataloaders.cache.build.rows import Gathered
+from dataloaders.cache.build.rows import RowBuffer
 from dataloaders.cache.format.writing import About, write_cache
-from dataloaders.cache.sample.cell import DTYPES, Cell
+from dataloaders.cache.sample.leaf import DTYPES, Leaf
 from dataloaders.cache.sample.sample import split
 
 from .compare import assert_same
@@ -32,22 +32,22 @@ TORCH_DTYPES = (
 
 def build(path: Path, samples: Sequence[Any], **said: Any) -> Any:
     """Build a cache of these samples and return its index; ``said`` goes to `About`."""
-    return build_of_cells(path, [split(sample) for sample in samples], **said)
+    return build_of_leaves(path, [split(sample) for sample in samples], **said)
 
 
-def build_of_cells(path: Path, samples: Sequence[tuple[Any, Any]], **said: Any) -> Any:
-    """Build a cache of samples given as structures and cells; return its index."""
+def build_of_leaves(path: Path, samples: Sequence[tuple[Any, Any]], **said: Any) -> Any:
+    """Build a cache of samples given as structures and leaves; return its index."""
     said.setdefault("samples", len(samples) + len(said.get("failed", ())))
-    rows = Gathered()
-    for number, (structure, cells) in enumerate(samples):
-        rows.add(number, structure, cells)
+    rows = RowBuffer()
+    for number, (structure, leaves) in enumerate(samples):
+        rows.add(number, structure, leaves)
     return write_cache(path, About(**said), rows.structure, rows.rows, rows.entries(), rows.blocks)
 
 
 def build_of_bytes(path: Path, kind: str, data: bytes, rows: int = 2) -> CachedDataset:
     """Return a cache, sound otherwise, whose rows are these bytes and claim to be of ``kind``."""
-    cell = Cell(kind, np.frombuffer(data, np.uint8))
-    build_of_cells(path, [(0, [cell])] * rows)
+    leaf = Leaf(kind, np.frombuffer(data, np.uint8))
+    build_of_leaves(path, [(0, [leaf])] * rows)
     return CachedDataset(path)
 
 
@@ -78,7 +78,7 @@ def assert_all_equal(cached: Any, dataset: Any) -> None:
 
 
 def kinds(cached: CachedDataset) -> dict[str, list[str]]:
-    """Return the kinds of the cells of each column."""
+    """Return the kinds of the leaves of each column."""
     return {column.name: [kind for kind, _ in column.variants] for column in cached.columns}
 
 

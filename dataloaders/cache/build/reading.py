@@ -1,6 +1,6 @@
-"""One row of a dataset as cells: what it drew, and its errors, with the number of the sample.
+"""Read one row of a dataset as leaves; detect random draws; name the sample in errors.
 
-in a worker     generators seeded ──read_row──> cells ──DrawDetector──> drawn from, or not
+in a worker     generators seeded ──read_row──> leaves ──DrawDetector──> drawn from, or not
                 error ──Failure.of──> pickled, or its text
 who builds      ──reraise──> the error, with the worker's traceback as its cause
 """
@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from dataloaders.cache.sample.cut import Call, Cut
-from dataloaders.cache.sample.sample import Cell, Structure, split
+from dataloaders.cache.sample.sample import Leaf, Structure, split
 from dataloaders.errors import CacheError, add_note
 from dataloaders.options import option
 
-BYTES_PER_CELL = 400
-"""What a cell takes in memory besides its values, about."""
+BYTES_PER_LEAF = 400
+"""What a leaf takes in memory besides its values, about."""
 
 STAY_LIVE = (
     "Take what is random out of the dataset (a torchvision Compose as transform= stays live from "
@@ -78,8 +78,8 @@ def error_text(error: BaseException) -> str:
 
 def read_row(
     cut: Cut, index: int, calls: Sequence[Call] | None = None
-) -> tuple[Structure, list[Cell]]:
-    """Read row ``index`` and copy it into cells: the dataset may use its memory again.
+) -> tuple[Structure, list[Leaf]]:
+    """Read row ``index`` and copy it into leaves: the dataset may use its memory again.
 
     Raises:
         CacheError: it went through the transforms in another way than ``calls`` say, or it cannot

@@ -1,6 +1,6 @@
 """Make one part of a cache: samples read one by one, their leaves copied, one finished file.
 
-    samples 1200 to 1699 ──read──> cells, images encoded ──> Gathered ──writing.py──> 01200.h5
+    samples 1200 to 1699 ──read──> leaves, images encoded ──> RowBuffer ──writing.py──> 01200.h5
 
 A part is closed early when its rows take too much memory or too long; the rest is another part.
 """
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dataloaders.cache.build.parts import BuildFolder, Part, unfinished_at
 from dataloaders.cache.build.reading import (
-    BYTES_PER_CELL,
+    BYTES_PER_LEAF,
     DrawDetector,
     draws_refused,
     error_text,
@@ -30,7 +30,7 @@ from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.sample.encoding import Encoder
 from dataloaders.cache.sample.images import Images
-from dataloaders.cache.sample.sample import Cell, Structure, column_names
+from dataloaders.cache.sample.sample import Leaf, Structure, column_names
 from dataloaders.errors import CacheError
 from dataloaders.seeding.states import random_states_kept
 
@@ -45,7 +45,7 @@ _NO_SAMPLE = 2_718_281_827  # its seed is one that datasets are unlikely to use 
 
 @dataclass(frozen=True)
 class Maker:
-    """Callable that makes the parts of some samples: one, unless it takes too much room or time."""
+    """Make the parts of a range of samples: one, unless it takes too much memory or time."""
 
     cut: Cut
     calls: tuple[Call, ...]  # how each row must have gone through the transforms
@@ -65,7 +65,7 @@ class Maker:
         made: list[Part] = []
         left = samples
         while left or not made:  # of no samples there is a part, too
-            rows, failed = Gathered(), list[tuple[int, str]]()
+            rows, failed = RowBuffer(), list[tuple[int, str]]()
             with random_states_kept(cuda=False):
                 stop = self._read(left, rows, failed)
             with writing(self.folder.path):
@@ -73,8 +73,8 @@ class Maker:
             left = range(stop, samples.stop)
         return made
 
-    def _read(self, samples: range, rows: Gathered, failed: list[tuple[int, str]]) -> int:
-        """Take rows until they are enough; return the number of the first sample not read."""
+    def _read(self, samples: range, rows: RowBuffer, failed: list[tuple[int, str]]) -> int:
+        """Read rows until the part is full; return the number of the first sample not read."""
         cut, encoder = self.cut, Encoder(self.images)
         detector = None if self.allow_random else DrawDetector(_NO_SAMPLE)
         until = time.monotonic() + PART_SECONDS
@@ -85,8 +85,8 @@ class Maker:
                 seed_for(index)
             row = None
             try:
-                structure, cells = read_row(cut, index, self.calls)
-                row = structure, encoder.cells(index, structure, cells)
+                structure, leaves = read_row(cut, index, self.calls)
+                row = structure, encoder.encode(index, structure, leaves)
             except Exception as error:
                 if not self.skip:
                     raise
@@ -98,7 +98,7 @@ class Maker:
                 rows.add(index, *row)
         return samples.stop
 
-    def _written(self, rows: Gathered, samples: range, failed: list[tuple[int, str]]) -> Part:
+    def _written(self, rows: RowBuffer, samples: range, failed: list[tuple[int, str]]) -> Part:
         """Write these rows as the part of ``samples``, synced and at its name."""
         fingerprint = dict(self.about.fingerprint)
         if samples != range(self.folder.length):
@@ -122,19 +122,19 @@ class Maker:
         return Part(path, samples, index)
 
 
-class Gathered:
-    """Rows of one part, column by column; ``memory``: bytes that they take, about."""
+class RowBuffer:
+    """Hold the rows of one part, column by column; ``memory`` is about how many bytes they take."""
 
     def __init__(self) -> None:
         self.structure: Structure | None = None
         self.rows = self.memory = 0
-        self._columns: list[list[Cell]] = []
+        self._columns: list[list[Leaf]] = []
         self._numbers: list[int] = []
         self._names: list[str] = []
         self._entries: list[ColumnEntry] = []
 
-    def add(self, number: int, structure: Structure, cells: list[Cell]) -> None:
-        """Take the row of sample ``number``, which owns its memory.
+    def add(self, number: int, structure: Structure, leaves: list[Leaf]) -> None:
+        """Add the row of sample ``number``; its leaves own their memory.
 
         Raises:
             CacheError: it cannot stand in one file with those before.
@@ -146,9 +146,9 @@ class Gathered:
             raise other_structure(
                 f"samples {self._numbers[0]} and {number}", self.structure, structure
             )
-        for column, cell in zip(self._columns, cells, strict=True):
-            column.append(cell)
-            self.memory += cell.values.nbytes + BYTES_PER_CELL
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            column.append(leaf)
+            self.memory += leaf.values.nbytes + BYTES_PER_LEAF
         self._numbers.append(number)
         self.rows += 1
 
@@ -161,15 +161,15 @@ class Gathered:
         self._entries = list(map(self._entry, self._names, self._columns))
         return self._entries
 
-    def _entry(self, name: str, cells: list[Cell]) -> ColumnEntry:
-        dtype = self._dtype(name, cells)
-        variants = tuple(dict.fromkeys(map(_variant, cells)))
+    def _entry(self, name: str, leaves: list[Leaf]) -> ColumnEntry:
+        dtype = self._dtype(name, leaves)
+        variants = tuple(dict.fromkeys(map(_variant, leaves)))
         refuse_many(name, variants)
-        there = [cell for cell in cells if cell.kind != "none"]
-        shapes = {cell.values.shape for cell in there} or {(0,)}  # a column that takes no bytes
+        there = [leaf for leaf in leaves if leaf.kind != "none"]
+        shapes = {leaf.values.shape for leaf in there} or {(0,)}  # a column that takes no bytes
         one = next(iter(shapes))
         shape = one if len(shapes) == 1 and len(one) <= MOST_FIXED else None
-        sizes = [cell.values.size for cell in there] if shape is None else []
+        sizes = [leaf.values.size for leaf in there] if shape is None else []
         return ColumnEntry.of_rows(
             name,
             dtype,
@@ -178,14 +178,14 @@ class Gathered:
             self.rows,
             size=sum(sizes),
             most_values=max(sizes, default=0),
-            most_pixels=max((cell.pixels for cell in there), default=0) or None,
+            most_pixels=max((leaf.pixels for leaf in there), default=0) or None,
         )
 
-    def _dtype(self, name: str, cells: list[Cell]) -> str:
+    def _dtype(self, name: str, leaves: list[Leaf]) -> str:
         firsts: dict[str, tuple[int, str]] = {}
-        for number, cell in zip(self._numbers, cells, strict=True):
-            if cell.kind != "none":
-                firsts.setdefault(cell.values.dtype.str, (number, cell.kind))
+        for number, leaf in zip(self._numbers, leaves, strict=True):
+            if leaf.kind != "none":
+                firsts.setdefault(leaf.values.dtype.str, (number, leaf.kind))
         if len(firsts) > 1:
             (one, (first, kind)), (other, (later, its)), *_ = firsts.items()
             raise CacheError(
@@ -196,26 +196,26 @@ class Gathered:
 
     def blocks(self, number: int, part: str) -> Iterator[npt.NDArray[Any]]:
         """Yield the arrays that make up one dataset of a column, after `entries`."""
-        entry, cells = self._entries[number], self._columns[number]
+        entry, leaves = self._entries[number], self._columns[number]
         if part == "values":
             zeros = np.zeros(entry.shape or (), entry.dtype)
-            for cell in cells:
-                if cell.kind != "none":
-                    yield cell.values
+            for leaf in leaves:
+                if leaf.kind != "none":
+                    yield leaf.values
                 elif entry.shape is not None:
                     yield zeros
         elif part == "offsets":
-            sizes = [0 if cell.kind == "none" else cell.values.size for cell in cells]
+            sizes = [0 if leaf.kind == "none" else leaf.values.size for leaf in leaves]
             yield np.cumsum([0, *sizes], dtype="<u8")
         elif part == "shapes":
-            shapes = np.zeros((len(cells), entry.dimensions), "<u8")
-            for row, cell in enumerate(cells):
-                if cell.kind != "none":
-                    shapes[row, : cell.values.ndim] = cell.values.shape
+            shapes = np.zeros((len(leaves), entry.dimensions), "<u8")
+            for row, leaf in enumerate(leaves):
+                if leaf.kind != "none":
+                    shapes[row, : leaf.values.ndim] = leaf.values.shape
             yield shapes
         else:
             codes = {variant: code for code, variant in enumerate(entry.variants)}
-            yield np.array([codes[_variant(cell)] for cell in cells], "|u1")
+            yield np.array([codes[_variant(leaf)] for leaf in leaves], "|u1")
 
 
 def refuse_many(name: str, variants: Sequence[Variant]) -> None:
@@ -233,8 +233,8 @@ def other_structure(who: str, one: Structure | None, other: Structure | None) ->
     )
 
 
-def _variant(cell: Cell) -> Variant:
-    return cell.kind, 0 if cell.kind == "none" else cell.values.ndim
+def _variant(leaf: Leaf) -> Variant:
+    return leaf.kind, 0 if leaf.kind == "none" else leaf.values.ndim
 
 
 def _shown(structure: Structure | None) -> str:

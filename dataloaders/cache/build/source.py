@@ -1,4 +1,4 @@
-"""The dataset of a cache: what a few samples tell of it, and the finished cache opened for it.
+"""Describe the dataset of a cache from a few samples, and open its finished cache.
 
 dataset ──study.py, elsewhere or here, once──> Known: cut, fingerprint ──> workers, estimate
 train.h5 ──class, length, head, classes compared, no sample read──> CachedDataset, tails live
@@ -161,7 +161,7 @@ class Source:
                 loader = worker_of(self.dataset, options.multiprocessing_context)
                 loader.worker_init_fn = options.worker_init_fn
             try:
-                answer = observe(loader, study.look)
+                answer = observe(loader, study.report)
             except Unobserved as error:
                 name = type(self.dataset).__name__
                 raise CacheError(f"{name} could not be studied: {error}") from error
@@ -191,7 +191,9 @@ class Source:
         if self.options.overwrite and self.options.build_id:
             says["build"] = self.options.build_id
         calls = known.found.calls
-        if known.found.at_leaves and all(type(k) in (int, str) for _, path in calls for k in path):
+        if known.found.tails_on_leaves and all(
+            type(k) in (int, str) for _, path in calls for k in path
+        ):
             says["calls"] = [[number, list(path)] for number, path in calls]
         return says
 
@@ -289,7 +291,7 @@ class Source:
         _, found, cut, contents = self._known
         own = {name: each for name, each in contents.items() if name != "images"}
         cached.refuse_changed({**own, **wanted})
-        if found.at_leaves:
+        if found.tails_on_leaves:
             cached.with_tails([(keys, cut.tails[number]) for number, keys in found.calls])
         else:  # FiveCrop gives a tuple, and what is left takes all of it
             cached.transform = Finish(cut.tails, found.calls)

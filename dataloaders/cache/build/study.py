@@ -1,4 +1,4 @@
-"""A few samples, read before a cache is built: which cut holds, what rows cost, what is random.
+"""Read a few samples before a cache is built: find the cut, measure rows, detect randomness.
 
 cuts ──read, finish, compare with the dataset's own sample──> the first that holds, else whole
      ──generators drawn from, rows read again─────────────> random or not
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dataloaders.cache.build.reading import (
-    BYTES_PER_CELL,
+    BYTES_PER_LEAF,
     STAY_LIVE,
     DrawDetector,
     Failure,
@@ -28,7 +28,7 @@ from dataloaders.cache.build.reading import (
     read_row,
     seed_for,
 )
-from dataloaders.cache.build.rows import Gathered
+from dataloaders.cache.build.rows import RowBuffer
 from dataloaders.cache.format.attributes import attributes_of
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.writing import bytes_in_file
@@ -46,13 +46,13 @@ from dataloaders.cache.sample.images import Images
 from dataloaders.cache.sample.packed import packed
 from dataloaders.cache.sample.palette import PALETTE, contents
 from dataloaders.cache.sample.sample import (
-    Cell,
+    Leaf,
     Structure,
     column_names,
     join,
-    leaf_of,
     leaf_paths,
     split,
+    value_of,
 )
 from dataloaders.errors import CacheError
 from dataloaders.observing.opened import Files, files_opened
@@ -65,12 +65,12 @@ _MEASURED = 16
 _SECONDS = 1.0
 """After this long no more samples are read than must be."""
 
-_GATHERED = 16 << 20
+_SAMPLED_BYTES = 16 << 20
 """Rows of so many bytes are kept, to see what they take in a file."""
 
 _UNREAD = "no sample could be read"
 
-_Cells = tuple[Structure, list[Cell]]
+_Row = tuple[Structure, list[Leaf]]
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Findings:
 
     choice: int = -1  # which of its cuts holds; the last one stands for whole samples
     calls: tuple[Call, ...] = ()  # how its rows go through the transforms
-    at_leaves: bool = True  # whether each part that a tail is applied to is one leaf
+    tails_on_leaves: bool = True  # whether each part that a tail is applied to is one leaf
     reason: str = ""  # why it is not a better one; "" if it is the best
     # The first sample whose row drew from process-wide generators, and their names.
     drawn: tuple[int, tuple[str, ...]] | None = None
@@ -131,7 +131,7 @@ def ways_to_cut(dataset: Any, images: Images) -> tuple[list[Cut], str]:
 
 
 class Study:
-    """Callable that reads the samples and gives the `Findings`; to be run in another process."""
+    """Read a few samples and return the `Findings`; run in another process."""
 
     def __init__(
         self,
@@ -150,8 +150,8 @@ class Study:
         self._samples = samples
         self._skip = skip
 
-    def look(self, dataset: Any) -> Findings | Failure:
-        """Return the same as a call, and the files read; or what it raised: ready to be sent."""
+    def report(self, dataset: Any) -> Findings | Failure:
+        """Return the findings with the files read, or the failure, ready to be sent."""
         files = files_opened()
         try:
             return replace(self(), files=files)
@@ -159,7 +159,7 @@ class Study:
             return Failure.of(not_interrupted(error))
 
     def __call__(self) -> Findings:
-        """Read; the random states are then what they were."""
+        """Read the samples; all random states are restored afterwards."""
         self._own = [(put, get()) for get, put in find_generators(self._dataset)]
         try:
             with random_states_kept(cuda=False):
@@ -208,7 +208,7 @@ class Study:
         raise CacheError(
             f"{text} {', '.join(map(repr, found.columns)) or 'none'} of "
             f"{type(self._dataset).__name__}{why}. Tensors are kept raw: have the dataset give PIL "
-            "images, with ToTensor or ToImage behind what is computed, or leave images out"
+            "images, with ToTensor or ToImage after what is computed, or leave images out"
         )
 
     def refuse_random(self, found: Findings) -> None:
@@ -231,7 +231,7 @@ class Study:
         calls: tuple[Call, ...] | None = None
         for index in _spread(self._samples, _PROVED):
             try:
-                theirs = self._theirs(index)
+                expected = self._dataset_sample(index)
             except BaseException as error:
                 not_interrupted(error)
                 continue  # its row is read too, further on: that raises the error
@@ -245,7 +245,7 @@ class Study:
                     return "its transforms are not called"
                 kept = _rejoined(row)
                 self._seed(index, 0)
-                ours = Finish(cut.tails, now)(kept)
+                actual = Finish(cut.tails, now)(kept)
             except Exception as error:
                 if self.images.packed and isinstance(error, CacheError):
                     continue  # the same
@@ -254,11 +254,13 @@ class Study:
                 return "samples go through its transforms in different ways"
             calls = now
             # A tail with generators of its own gives other values each time: nothing to compare.
-            if not same_samples(ours, theirs) and same_samples(self._theirs(index), theirs):
+            if not same_samples(actual, expected) and same_samples(
+                self._dataset_sample(index), expected
+            ):
                 return "what its transforms give is changed or seeded elsewhere in the dataset"
         return _UNREAD if calls is None else calls
 
-    def _theirs(self, index: int) -> Any:
+    def _dataset_sample(self, index: int) -> Any:
         self._seed(index, 0)
         sample = sample_of(self._dataset, index)
         try:
@@ -269,7 +271,7 @@ class Study:
     def _measure(self, found: Findings) -> None:
         cut = self.cuts[found.choice]
         must = _spread(self._samples, _PROVED)
-        self._rows, self._gathered = Gathered(), 0
+        self._rows, self._sampled_bytes = RowBuffer(), 0
         started = time.monotonic()
         for index in dict.fromkeys([*must, *_scattered(self._samples, _MEASURED)]):
             if index not in must and time.monotonic() - started > _SECONDS:
@@ -282,11 +284,11 @@ class Study:
                     raise
                 if index in must:  # of the others, how many are read is a matter of time
                     found.digests[index] = "failed"
-        if self._gathered:
+        if self._sampled_bytes:
             with suppress(CacheError):  # making a part raises it
                 rows = self._rows.rows, self._rows.blocks
                 size = bytes_in_file(self._rows.entries(), *rows, self._compress, self._samples)
-                found.in_file = size / self._gathered
+                found.in_file = size / self._sampled_bytes
 
     def _measure_one(self, found: Findings, cut: Cut, index: int, must: bool) -> None:
         self._seed(index, 0)
@@ -297,25 +299,25 @@ class Study:
         finally:
             if moved := detector.moved():
                 found.drawn = min(filter(None, (found.drawn, (index, moved))))
-        structure, cells = first
-        for name, cell in zip(column_names(structure), cells, strict=True):
-            found.columns[name] = found.columns.get(name, False) or cell.is_image
+        structure, leaves = first
+        for name, leaf in zip(column_names(structure), leaves, strict=True):
+            found.columns[name] = found.columns.get(name, False) or leaf.is_image
         try:
-            cells = self._encoder.cells(index, structure, cells)
+            leaves = self._encoder.encode(index, structure, leaves)
         except CacheError:
             if not self._skip:
                 raise
             # It is left out; its digest stays that of what was read.
         found.seconds.append(time.perf_counter() - begun)
         paths = leaf_paths(structure)
-        found.at_leaves &= all(path in paths for _, path in found.calls)
-        found.bytes.append(sum(cell.values.nbytes for cell in cells))
-        if self._rows.structure in (None, structure) and self._gathered < _GATHERED:
-            self._rows.add(index, structure, cells)
-            self._gathered += found.bytes[-1]
+        found.tails_on_leaves &= all(path in paths for _, path in found.calls)
+        found.bytes.append(sum(leaf.values.nbytes for leaf in leaves))
+        if self._rows.structure in (None, structure) and self._sampled_bytes < _SAMPLED_BYTES:
+            self._rows.add(index, structure, leaves)
+            self._sampled_bytes += found.bytes[-1]
         if not must:
             return
-        found.proved.append(found.bytes[-1] + BYTES_PER_CELL * len(cells))
+        found.proved.append(found.bytes[-1] + BYTES_PER_LEAF * len(leaves))
         found.digests[index] = _digest(first)
         self._seed(index, 1)
         differs = _difference(first, read_row(cut, index, found.calls))
@@ -326,7 +328,7 @@ class Study:
                 found.digests[index] = "random"
 
     def _seed(self, index: int, turn: int) -> None:
-        """The dataset's own generators too begin again, unless another reading is wanted."""
+        """Seed the generators; on turn 0 also restore those of the dataset itself."""
         seed_for(index, turn)
         if turn == 0:
             for put, state in self._own:
@@ -344,13 +346,13 @@ def obstacle_to_packing(dataset: Any) -> str | None:
 
 
 def _spread(samples: int, count: int) -> list[int]:
-    """Up to ``count`` samples, evenly over the dataset; the first and the last are among them."""
+    """Return up to ``count`` samples, evenly spread, with the first and the last."""
     last = min(samples, count) - 1
     return sorted({round(n * (samples - 1) / max(1, last)) for n in range(last + 1)})
 
 
 def _scattered(samples: int, count: int) -> list[int]:
-    """As `_spread`, but of many samples some by chance: kinds of samples may come in turns."""
+    """Like `_spread`, but of many samples a random few: kinds of samples may alternate."""
     if samples <= 6 * count:
         return _spread(samples, count)
     return sorted(random.Random(0).sample(range(samples), count))
@@ -362,24 +364,24 @@ def _rejoined(sample: Any) -> Any:
     Raises:
         CacheError: no cache keeps it.
     """
-    structure, cells = split(sample)
-    return join(structure, [leaf_of(cell.kind, cell.values) for cell in cells])
+    structure, leaves = split(sample)
+    return join(structure, [value_of(leaf.kind, leaf.values) for leaf in leaves])
 
 
-def _digest(row: _Cells) -> str:
-    structure, cells = row
+def _digest(row: _Row) -> str:
+    structure, leaves = row
     digest = hashlib.blake2b(json.dumps(structure).encode(), digest_size=16)
-    for cell in cells:
-        if cell.kind == PALETTE:  # another zlib makes another file of the same image
-            digest.update(repr((PALETTE, contents(leaf_of(PALETTE, cell.values)))).encode())
+    for leaf in leaves:
+        if leaf.kind == PALETTE:  # another zlib makes another file of the same image
+            digest.update(repr((PALETTE, contents(value_of(PALETTE, leaf.values)))).encode())
             continue
-        digest.update(f"{cell.kind} {cell.values.dtype.str} {cell.values.shape} ".encode())
-        digest.update(cell.values.tobytes())
+        digest.update(f"{leaf.kind} {leaf.values.dtype.str} {leaf.values.shape} ".encode())
+        digest.update(leaf.values.tobytes())
     return digest.hexdigest()
 
 
-def _difference(one: _Cells, other: _Cells) -> str:
-    """In which column two readings of a sample differ, in words; "" if in none."""
+def _difference(one: _Row, other: _Row) -> str:
+    """Say in which column two readings of a sample differ; "" if in none."""
     if one[0] != other[0]:
         return "the keys or lengths of its containers"
     for name, a, b in zip(column_names(one[0]), one[1], other[1], strict=True):
@@ -391,7 +393,7 @@ def _difference(one: _Cells, other: _Cells) -> str:
 
 
 def same_samples(one: Any, other: Any) -> bool:
-    """Whether they are of the same types, structure and values, to the bit."""
+    """Return whether two samples have the same types, structure and values, to the bit."""
     try:
         return not _difference(split(one), split(other))
     except CacheError:  # what a tail makes may be something that no cache keeps

@@ -17,13 +17,13 @@ from torch.utils.data import ConcatDataset, Subset
 
 from dataloaders.cache.format.fields import Malformed, loads, require
 from dataloaders.cache.printable import printable, shown
-from dataloaders.cache.sample.cell import is_int64
+from dataloaders.cache.sample.leaf import is_int64
 from dataloaders.observing import held
 
 _NAMES = ("classes", "class_to_idx")
 _LONGEST = 8 << 20  # bytes of all; 100,000 classes of 30 characters take 7 MB
-_TOLD = 3
-_LONGEST_TOLD = 40
+_MOST_SHOWN = 3
+_LONGEST_SHOWN = 40
 
 
 def attributes_of(dataset: Any, get: Callable[[Any, str], Any] = getattr) -> dict[str, Any]:
@@ -103,21 +103,21 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             for each in (before[name], now[name])
         )
         key = next(key for key in {**then, **here} if then.get(key) != here.get(key))
-        one, other = (_told_one(each.get(key, "nothing")) for each in (then, here))
+        one, other = (_summary_of(each.get(key, "nothing")) for each in (then, here))
         found.append(
             f"{name}: {len(then):,} when it was built, {len(here):,} now; the first that differs "
-            f"is {_told_one(key)}: {one} then, {other} now"
+            f"is {_summary_of(key)}: {one} then, {other} now"
         )
     return found
 
 
-def told(value: Any) -> str:
+def summary(value: Any) -> str:
     """Return ``10 (airplane, automobile, bird, ...)``, fit to be shown."""
-    names = list(map(_told_one, list(value)[:_TOLD]))
+    names = list(map(_summary_of, list(value)[:_MOST_SHOWN]))
     if isinstance(value, dict):
         names = [f"{name}: {n}" for name, n in zip(names, value.values(), strict=False)]
-    return f"{len(value):,} ({', '.join(names)}{', ...' if len(value) > _TOLD else ''})"
+    return f"{len(value):,} ({', '.join(names)}{', ...' if len(value) > _MOST_SHOWN else ''})"
 
 
-def _told_one(value: Any) -> str:
-    return printable("/".join(value) if isinstance(value, tuple) else str(value), _LONGEST_TOLD)
+def _summary_of(value: Any) -> str:
+    return printable("/".join(value) if isinstance(value, tuple) else str(value), _LONGEST_SHOWN)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-Variant: TypeAlias = tuple[str, int]  # a cell's kind, and how many dimensions it has
+Variant: TypeAlias = tuple[str, int]  # a leaf's kind, and how many dimensions it has
 
 MOST_VARIANTS = 255
 MOST_FIXED = 31  # dimensions of a row in a fixed column: HDF5 has 32, the first counts the rows
@@ -59,7 +59,7 @@ class ColumnEntry:
 
     name: str  # unique; its path under ``/columns`` in the HDF5 file
     dtype: str  # of the values, as NumPy writes it
-    variants: tuple[Variant, ...]  # the kinds of cell that occur
+    variants: tuple[Variant, ...]  # the kinds of leaf that occur
     shape: tuple[int, ...] | None  # that of every row of a fixed column; None where it varies
     dimensions: int  # the most that a variant has
     # Of all rows. In a fixed column a row that is None has zeros. Where they are compressed, or in

@@ -19,7 +19,7 @@ from dataloaders.cache.format.codecs import Undecodable, codec_of
 from dataloaders.cache.format.entries import LARGEST_PIECE, LARGEST_ROW, ColumnEntry, Extent
 from dataloaders.cache.format.fields import LARGEST
 from dataloaders.cache.printable import shown
-from dataloaders.cache.sample.sample import leaf_of
+from dataloaders.cache.sample.sample import value_of
 from dataloaders.errors import CacheError
 from dataloaders.options import option
 
@@ -77,8 +77,8 @@ class ColumnReader:
     def leaf(self, row: int) -> Any:
         """Return the leaf of this row, in memory of its own."""
         try:
-            kind, values = self._cell(row)
-            return None if values is None else leaf_of(kind, values, self.entry.most_pixels)
+            kind, values = self._stored(row)
+            return None if values is None else value_of(kind, values, self.entry.most_pixels)
         except CacheError as error:
             raise self._located(row, error) from error
 
@@ -96,19 +96,19 @@ class ColumnReader:
         if self._only:
             values, pixels = self._mapped, self.entry.most_pixels
             with suppress(CacheError):  # the error of the row itself names it
-                return [leaf_of(self._only, values[row, ...], pixels) for row in rows]
+                return [value_of(self._only, values[row, ...], pixels) for row in rows]
         return [self.leaf(row) for row in rows]
 
-    def cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
+    def stored(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
         """Return the kind of this row, and its values in their shape as a view of the file."""
         try:
-            return self._cell(row)
+            return self._stored(row)
         except CacheError as error:
             raise self._located(row, error) from error
 
     def view(self, row: int) -> npt.NDArray[Any] | None:
         """Return the values of this row as a view of the file; None: it has none."""
-        return self.cell(row)[1]
+        return self.stored(row)[1]
 
     def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
         """Yield views of all that the file has of rows ``first`` to ``last - 1``."""
@@ -129,7 +129,7 @@ class ColumnReader:
             self._mapped[first:last] if self._pieces is None else self._pieces.stretch(first, last)
         )
 
-    def _cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
+    def _stored(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
         code = 0 if self._codes is None else int(self._codes[row])
         if code >= len(self._kinds):
             raise CacheError(f"it is of kind number {code}, of {len(self._kinds)}")

@@ -186,7 +186,7 @@ class Column:
     def file(self, row: int) -> bytes | None:
         """Return the bytes of this row's encoded image, as of a file; None: it is none."""
         part, own = self.files.locate(row)
-        kind, values = self.of(part).cell(own)
+        kind, values = self.of(part).stored(own)
         return values.tobytes() if values is not None and is_encoded(kind) else None
 
     def leaves(self, rows: Sequence[int]) -> list[Any]:

@@ -41,24 +41,28 @@ _LONGEST = 1000  # characters of a transform as text
 
 
 class Head(Run):
-    """What stands in a copy of the dataset for a chain whose tail is cut off.
+    """Replace a chain, in a copy of the dataset, by its members before the cut.
 
     Args:
         number: of this head among those of the dataset.
         made: shared by all heads of a dataset: (number, what it made) of each call.
-        looks: the tail's member that might look at what a cache does not keep of a PIL image.
+        opaque: the tail's member that might look at what a cache does not keep of a PIL image.
     """
 
     def __init__(
-        self, transforms: Sequence[Any], number: int, made: list[tuple[int, Any]], looks: str | None
+        self,
+        transforms: Sequence[Any],
+        number: int,
+        made: list[tuple[int, Any]],
+        opaque: str | None,
     ) -> None:
         super().__init__(transforms)
         self._number = number
         self._made = made
-        self._looks = looks
+        self._opaque = opaque
 
     def __call__(self, *values: Any) -> Any:
-        """The part of the sample up to the cut.
+        """Apply the members before the cut.
 
         Raises:
             CacheError: the chain was called with several values, or with an image whose EXIF
@@ -67,10 +71,10 @@ class Head(Run):
         if len(values) != 1:
             raise CacheError(f"the transform is called with {len(values)} values, not with one")
         value = super().__call__(values[0])
-        if self._looks is not None and _has_more_than_pixels(value):
+        if self._opaque is not None and _has_more_than_pixels(value):
             raise CacheError(
                 f"the image has an EXIF orientation or a transparent colour, which a cache does "
-                f"not keep and {self._looks} might look at; apply it where the dataset loads the "
+                f"not keep and {self._opaque} might look at; apply it where the dataset loads the "
                 "image (ImageFolder(loader=...)), for instance with PIL.ImageOps.exif_transpose"
             )
         self._made.append((self._number, value))
@@ -98,7 +102,7 @@ class Cut:
     name: str = ""
 
     def read(self, index: int, calls: Sequence[Call] | None = None) -> Any:
-        """Row ``index``, checked to consist as ``calls`` say.
+        """Return row ``index``, after checking that it went through ``calls``.
 
         Raises:
             CacheError: this sample went through the transforms in another way.
@@ -115,7 +119,7 @@ class Cut:
         return row
 
     def calls_in(self, row: Any) -> tuple[Call, ...] | str:
-        """Where the parts that the heads made are in ``row``, just read; or why it is unclear."""
+        """Return where the heads' results are in the ``row`` just read, or why that is unclear."""
         calls = []
         for turn, (number, part) in enumerate(self.made):
             # Two views of one image: with nothing before the cut, both are the image itself.
@@ -133,34 +137,34 @@ class Cut:
 
 
 def sample_of(dataset: Any, index: int) -> Any:
-    """Sample ``index`` as torch's loader gets it, which prefers ``__getitems__``."""
+    """Return sample ``index`` as torch's loader gets it, which prefers ``__getitems__``."""
     many = getattr(dataset, "__getitems__", None)
     return dataset[index] if many is None else many([index])[0]
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Callable that makes samples of rows: the tails applied to their parts, in order."""
+    """Make samples of rows by applying the tails to their parts, in order."""
 
     tails: Sequence[Run]
     calls: Sequence[Call]
 
     def __call__(self, row: Any) -> Any:
-        """The sample that the dataset itself would have given."""
+        """Return the sample that the dataset itself would have given."""
         for number, path in self.calls:
             row = _put(row, path, self.tails[number])
         return row
 
 
 def whole(dataset: Any) -> Cut:
-    """``dataset`` itself: whole samples, and no tail."""
+    """Return the cut that keeps whole samples of ``dataset``, and has no tail."""
     chains = find_chains(dataset)
-    head = _told([(found, found.members) for found in chains])
+    head = _texts([(found, found.members) for found in chains])
     return Cut(dataset, (), [], head, (), type(dataset).__name__)
 
 
 def cuts_of(dataset: Any, *, images: bool = False) -> tuple[list[Cut], str]:
-    """The ways to cut ``dataset``, the best one first, without `whole`; and why there is no other.
+    """Return the cuts of ``dataset`` but `whole`, best first, and why there is no other.
 
     With ``images`` a cut before PILToTensor and ToImage is the best one, since PIL images are to be
     kept. Nothing is read: whether a cut dataset gives what it should is for `study` to find out.
@@ -228,7 +232,7 @@ def cut_at(
     ends: Sequence[int],
     head_of: Callable[[Any, int, list[tuple[int, Any]]], Any] | None = None,
 ) -> Cut:
-    """The cut of these chains after so many members each.
+    """Return the cut of these chains after the given number of members each.
 
     Args:
         dataset: the user's.
@@ -254,10 +258,10 @@ def cut_at(
             states.append(state)
             tails.append(Run([member.transform for member in rest]))
             after.append((found, rest))
-        looks = next((str(member) for member in rest if member.kind is Kind.OPAQUE), None)
+        opaque = next((str(member) for member in rest if member.kind is Kind.OPAQUE), None)
         before_cut = [member.transform for member in first]
         heads[id(found.chain)] = (
-            Head(before_cut, number, made, looks)
+            Head(before_cut, number, made, opaque)
             if head_of is None
             else head_of(found.chain, number, made)
         )
@@ -265,14 +269,14 @@ def cut_at(
         copied(dataset, heads),
         tuple(tails),
         made,
-        _told(before),
-        _told(after),
+        _texts(before),
+        _texts(after),
         type(dataset).__name__,
     )
 
 
 class _Pickler(pickle.Pickler):
-    """Without the addresses of tensors, as v2.RandomResizedCrop has one."""
+    """Pickle tensors by value, without their addresses (v2.RandomResizedCrop has one)."""
 
     def reducer_override(self, value: Any) -> Any:
         is_tensor = isinstance(value, torch.Tensor)
@@ -280,7 +284,7 @@ class _Pickler(pickle.Pickler):
 
 
 def equal_state(transforms: Any) -> bytes | None:
-    """Equal for equal transforms; None where that cannot be known."""
+    """Return bytes that are equal for equal transforms; None where equality is unknown."""
     file = io.BytesIO()
     try:
         _Pickler(file).dump(transforms)
@@ -289,8 +293,8 @@ def equal_state(transforms: Any) -> bytes | None:
     return file.getvalue()
 
 
-def _told(parts: list[tuple[Found, Sequence[Member]]]) -> tuple[str, ...]:
-    """These members as text, without addresses; of several chains with the place of each."""
+def _texts(parts: list[tuple[Found, Sequence[Member]]]) -> tuple[str, ...]:
+    """Return these members as text, without addresses; of several chains also the place."""
     parts = [(found, members) for found, members in parts if members]
     lines = []
     for found, members in parts:
@@ -312,7 +316,7 @@ def _text_of(member: Member) -> str:
 
 
 def _places(value: Any, part: Any, path: Path = ()) -> Iterator[Path]:
-    """Where the very object ``part`` stands in ``value``."""
+    """Yield the paths at which the very object ``part`` is in ``value``."""
     if value is part:
         yield path
         return

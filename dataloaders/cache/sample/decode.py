@@ -1,4 +1,4 @@
-"""Cells that hold an encoded image, and how they become PIL images again.
+"""Leaves that hold an encoded image, and how they become PIL images again.
 
     encoded:PNG:RGBA   bytes of a PNG file   ──Pillow, PNG only──> mode RGBA
     encoded:PNG:P      the same              ──Pillow, palette.py──> mode P, with its palette
@@ -45,7 +45,7 @@ KEPT: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def is_encoded(kind: str) -> bool:
-    """Whether a cell of this kind holds the bytes of an encoded image, as in a file."""
+    """Whether a leaf of this kind holds the bytes of an encoded image, as in a file."""
     family, _, detail = kind.partition(":")
     if family == "encoded":
         name, _, mode = detail.partition(":")
@@ -54,11 +54,11 @@ def is_encoded(kind: str) -> bool:
 
 
 def decoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
-    """The PIL image of a cell of this kind, in memory of its own.
+    """The PIL image of a leaf of this kind, in memory of its own.
 
     Args:
-        kind: of the cell.
-        values: of the cell.
+        kind: of the leaf.
+        values: of the leaf.
         most_pixels: that it may have; None: as many as Pillow decodes.
 
     Raises:

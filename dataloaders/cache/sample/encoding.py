@@ -1,10 +1,10 @@
-"""The images of a row, encoded as files of a format: in a worker, before the row is written.
+"""Encode the images of a row as files of a format, in a worker, before the row is written.
 
-    Cell("image:RGB", uint8 (3, 480, 640))
-        ──max_side──> smaller ──Pillow──> Cell("encoded:JPEG:RGB", uint8 (41_337,))
-    Cell("encoded:PNG:P", uint8 (2_345,))       as it is, or smaller
+    Leaf("image:RGB", uint8 (3, 480, 640))
+        ──max_side──> smaller ──Pillow──> Leaf("encoded:JPEG:RGB", uint8 (41_337,))
+    Leaf("encoded:PNG:P", uint8 (2_345,))       as it is, or smaller
 
-An image is made of the cell's own pixels, so that a file holds nothing else: no EXIF, no colour
+An image is made of the leaf's own pixels, so that a file holds nothing else: no EXIF, no colour
 profile, no time. The same pixels give the same bytes, whoever encodes them.
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.sample.cell import Cell, cell_of, leaf_of
 from dataloaders.cache.sample.decode import KEPT
 from dataloaders.cache.sample.images import Encoded, Images
+from dataloaders.cache.sample.leaf import Leaf, leaf_of, value_of
 from dataloaders.cache.sample.sample import Structure, column_names
 from dataloaders.errors import CacheError
 from dataloaders.options import option
@@ -35,47 +35,47 @@ class Encoder:
     def __init__(self, images: Images) -> None:
         self._images = images
         self._structure: Structure | None = None
-        self._how: list[tuple[str, Encoded | None]] = []
+        self._formats: list[tuple[str, Encoded | None]] = []
 
-    def cells(self, index: int, structure: Structure, cells: list[Cell]) -> list[Cell]:
-        """The cells of sample ``index``, the images among them encoded.
+    def encode(self, index: int, structure: Structure, leaves: list[Leaf]) -> list[Leaf]:
+        """Return the leaves of sample ``index``, with its images encoded.
 
         Raises:
             CacheError: an image cannot be kept so; the message names it, and what to do.
         """
         if self._images.rows != "images":
-            return cells
+            return leaves
         if structure != self._structure:
             names = column_names(structure)
-            self._how = [(name, self._images.of_column(name)) for name in names]
+            self._formats = [(name, self._images.of_column(name)) for name in names]
             self._structure = structure
-        found = []
-        for (name, how), cell in zip(self._how, cells, strict=True):
+        made = []
+        for (name, how), leaf in zip(self._formats, leaves, strict=True):
             try:
-                found.append(encoded(cell, how) if how and cell.is_image else cell)
+                made.append(encoded(leaf, how) if how and leaf.is_image else leaf)
             except CacheError as error:
                 raise CacheError(
                     f"sample {index} cannot be kept: column {name!r} is {error}"
                 ) from error
-        return found
+        return made
 
 
-def encoded(cell: Cell, how: Encoded) -> Cell:
-    """An image's cell, encoded.
+def encoded(leaf: Leaf, how: Encoded) -> Leaf:
+    """Return the leaf of an image, encoded.
 
     Raises:
         CacheError: this format cannot keep it.
     """
     from PIL import Image
 
-    name, mode = how.format.upper(), cell.kind.rpartition(":")[2]
-    image = leaf_of(cell.kind, cell.values)
+    name, mode = how.format.upper(), leaf.kind.rpartition(":")[2]
+    image = value_of(leaf.kind, leaf.values)
     width, height = image.size
     which = f"an image of mode {mode!r}, {width} x {height} pixels, which {how.format} cannot keep"
     if mode not in KEPT[name]:
         others = [other.lower() for other, modes in KEPT.items() if mode in modes]
         rest = f"; {' and '.join(others)} can" if others else ""
-        # Of a palette's indices, those of a mask, RGB would change what they mean.
+        # RGB would change what a palette's indices, such as those of a mask, mean.
         convert = "Name" if mode == "P" else 'Call .convert("RGB") in the dataset, or name'
         raise CacheError(
             f"{which}{rest}. {convert} the columns to encode and leave this one out: "
@@ -92,7 +92,7 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
         raise CacheError(f"{which}: it is too large. Give max_side, or keep images raw")
     is_smaller = image.size != (width, height)
     if mode == "P":  # Pillow takes the nearest pixel, since there are none in between
-        return cell_of(image.resize((width, height)), "it") if is_smaller else cell
+        return leaf_of(image.resize((width, height)), "it") if is_smaller else leaf
     file = io.BytesIO()
     try:
         if is_smaller:
@@ -101,7 +101,7 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
     except (OSError, ValueError, MemoryError, SystemError) as error:
         raise CacheError(f"{which}: {type(error).__name__}: {error}") from error
     values = np.frombuffer(file.getvalue(), "|u1")
-    return Cell(f"encoded:{name}:{mode}", values, width * height)
+    return Leaf(f"encoded:{name}:{mode}", values, width * height)
 
 
 def _options(how: Encoded) -> dict[str, Any]:

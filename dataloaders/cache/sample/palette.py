@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 PALETTE = "encoded:PNG:P"
-"""The kind of their cells."""
+"""The kind of their leaves."""
 
 _MOST = 256  # colours
 _TEXT = "palette"

@@ -1,8 +1,8 @@
-"""One sample as a structure and cells, one cell a leaf; and back again.
+"""Split a sample into a structure and leaves, and join them again.
 
     {"image": <PIL RGB 640x480>, "label": 3}
         structure  {"dict": [["image", 0], ["label", 1]]}
-        cells      Cell("image:RGB", uint8 (3, 480, 640)), Cell("int", int64 ())
+        leaves     Leaf("image:RGB", uint8 (3, 480, 640)), Leaf("int", int64 ())
 
 Containers are dict, list, tuple and namedtuple; a namedtuple comes back as one of the same name and
 fields. A list of what JSON keeps (numbers, strings, None, lists, dicts) is one leaf, so that its
@@ -19,22 +19,32 @@ from keyword import iskeyword
 from typing import Any, TypeAlias
 
 from dataloaders.cache.printable import shown
-from dataloaders.cache.sample.cell import (
+from dataloaders.cache.sample.leaf import (
     DEEPEST,
     DTYPES,
-    Cell,
-    cell_of,
+    Leaf,
     fits,
     has_surrogates,
     is_int64,
     is_plain,
     leaf_of,
+    value_of,
 )
 from dataloaders.errors import CacheError
 
 __all__ = [
-    "DTYPES", "MOST_LEAVES", "Cell", "Classes", "Structure", "column_names", "fits", "join",
-    "leaf_of", "leaf_paths", "namedtuples_in", "split",
+    "DTYPES",
+    "MOST_LEAVES",
+    "Classes",
+    "Leaf",
+    "Structure",
+    "column_names",
+    "fits",
+    "join",
+    "leaf_paths",
+    "namedtuples_in",
+    "split",
+    "value_of",
 ]  # fmt: skip
 
 Structure: TypeAlias = "int | dict[str, Any]"
@@ -49,14 +59,14 @@ _MOST_FIELDS = 255
 _MOST_NAMEDTUPLES = 1000
 
 
-def split(sample: Any) -> tuple[Structure, list[Cell]]:
-    """The structure of ``sample``, and its cells in the order of its leaves.
+def split(sample: Any) -> tuple[Structure, list[Leaf]]:
+    """Return the structure of ``sample``, and its leaves in order.
 
     Raises:
         CacheError: something in it cannot be kept; the message names its place and type.
     """
-    cells: list[Cell] = []
-    return _split(sample, "sample", cells, 0), cells
+    leaves: list[Leaf] = []
+    return _split(sample, "sample", leaves, 0), leaves
 
 
 Classes: TypeAlias = "dict[tuple[str, tuple[str, ...]], Any]"
@@ -65,22 +75,22 @@ Classes: TypeAlias = "dict[tuple[str, tuple[str, ...]], Any]"
 
 def join(
     structure: Structure,
-    leaves: list[Any],
+    values: list[Any],
     classes: Classes | None = None,
     tuples: type[list[Any]] | type[tuple[Any, ...]] = tuple,
 ) -> Any:
-    """The sample of this structure with these leaves; the inverse of `split`.
+    """Return the sample of this structure with these values; the inverse of `split`.
 
     A namedtuple is one of ``classes``, else of a class that is made here. Tuples are ``tuples``.
     """
     if isinstance(structure, int):
-        return leaves[structure]
+        return values[structure]
     ((kind, members),) = structure.items()
     if kind in ("list", "tuple"):
-        inside = [join(inner, leaves, classes, tuples) for inner in members]
+        inside = [join(inner, values, classes, tuples) for inner in members]
         return inside if kind == "list" else tuples(inside)
     name, members = members if kind == "namedtuple" else ("", members)
-    made = {key: join(inner, leaves, classes, tuples) for key, inner in members}
+    made = {key: join(inner, values, classes, tuples) for key, inner in members}
     if kind == "dict":
         return made
     known = (classes or {}).get((name, tuple(made)))
@@ -93,7 +103,7 @@ def namedtuples_in(structure: Structure | None) -> _Named:
 
 
 def leaf_paths(structure: Structure) -> list[tuple[Any, ...]]:
-    """The keys to each leaf, in order: of a dict its key, a position, or a field's name.
+    """Return the keys to each leaf, in order: of a dict its key, a position, or a field's name.
 
     Raises:
         CacheError: this is no structure, its leaves are not numbered in order, or too many.
@@ -102,7 +112,7 @@ def leaf_paths(structure: Structure) -> list[tuple[Any, ...]]:
 
 
 def column_names(structure: Structure) -> list[str]:
-    """A name for each leaf, in order: its keys with a slash between, ``sample`` if it is alone.
+    """Return a name for each leaf, in order: its keys joined by slashes; ``sample`` without any.
 
     They are different from each other, and valid as paths in HDF5.
 
@@ -122,14 +132,14 @@ def column_names(structure: Structure) -> list[str]:
     return found
 
 
-_Leaf = tuple[tuple[Any, ...], tuple[str, ...]]
+_Paths = tuple[tuple[Any, ...], tuple[str, ...]]
 """The keys to a leaf, and the same as parts of a name."""
 _Named = set[tuple[str, tuple[str, ...]]]
 """Namedtuples, by their name and fields."""
 
 
-def _walked(structure: Structure) -> tuple[list[_Leaf], _Named]:
-    leaves: list[_Leaf] = []
+def _walked(structure: Structure) -> tuple[list[_Paths], _Named]:
+    leaves: list[_Paths] = []
     classes: _Named = set()
     for number, path, names in _walk(structure, (), (), classes):
         if number != len(leaves):
@@ -176,7 +186,7 @@ def _walk(
 
 
 def _members(kind: Any, members: Any) -> list[tuple[Any, Structure]]:
-    """The (key, structure) pairs in a container.
+    """Return the (key, structure) pairs in a container.
 
     Raises:
         TypeError, ValueError: it is malformed.
@@ -207,20 +217,20 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_key(key: Any) -> bool:
-    """Whether JSON keeps ``key``: a str that is Unicode, an int of 64 bits."""
+    """Return whether JSON keeps ``key``: a str that is Unicode, an int of 64 bits."""
     if type(key) is str:
         return not has_surrogates(key)
     return type(key) is int and is_int64(key)
 
 
-def _split(value: Any, where: str, cells: list[Cell], depth: int) -> Structure:
+def _split(value: Any, where: str, leaves: list[Leaf], depth: int) -> Structure:
     if depth > DEEPEST:
         raise CacheError(f"{where} is nested more than {DEEPEST} deep; flatten the sample")
     kind = type(value)
     is_named = isinstance(value, tuple) and hasattr(kind, "_fields")
     if not is_named and kind not in (dict, tuple) and (kind is not list or is_plain(value)):
-        cells.append(cell_of(value, where))
-        return len(cells) - 1
+        leaves.append(leaf_of(value, where))
+        return len(leaves) - 1
     for key in value if kind is dict else ():
         if not _is_key(key):
             raise CacheError(
@@ -235,7 +245,7 @@ def _split(value: Any, where: str, cells: list[Cell], depth: int) -> Structure:
                 f"{where} is a namedtuple that cannot be kept: {error}; return a dict"
             ) from error
     inside = [
-        _split(inner, f"{where}[{key!r}]", cells, depth + 1)
+        _split(inner, f"{where}[{key!r}]", leaves, depth + 1)
         for key, inner in (value.items() if kind is dict else enumerate(value))
     ]
     if kind is dict:
@@ -247,7 +257,7 @@ def _split(value: Any, where: str, cells: list[Cell], depth: int) -> Structure:
 
 
 def _check_names(name: Any, fields: tuple[Any, ...]) -> None:
-    """Whether there can be a namedtuple of this name and fields.
+    """Check that there can be a namedtuple of this name and fields.
 
     Raises:
         ValueError: they are no names. `namedtuple` builds source code of them.
@@ -267,10 +277,10 @@ def _check_names(name: Any, fields: tuple[Any, ...]) -> None:
         raise ValueError(f"{len(fields)} fields in a namedtuple, of at most {_MOST_FIELDS}")
 
 
-# Those that were used last are kept: files of anybody's must not fill the memory, nor use it up.
+# Bounded, so that hostile files cannot fill the memory with classes.
 @lru_cache(maxsize=_MOST_NAMEDTUPLES)
 def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
-    """A class of this name and fields, the same one each time.
+    """Return the class of this name and fields, the same one each time.
 
     Raises:
         ValueError: as `_check_names`.

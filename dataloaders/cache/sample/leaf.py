@@ -1,12 +1,12 @@
-"""One leaf of a sample as a cell: a kind and an array; and back again.
+"""Convert a value of a sample to a leaf, a kind and an array, and back.
 
-    <PIL RGB 640x480>  Cell("image:RGB", uint8 (3, 480, 640))
-    3                  Cell("int", int64 ())
-    [[1, 2], [3, 4]]   Cell("json", uint8 (13,))
+    <PIL RGB 640x480>  Leaf("image:RGB", uint8 (3, 480, 640))
+    3                  Leaf("int", int64 ())
+    [[1, 2], [3, 4]]   Leaf("json", uint8 (13,))
 
-A leaf comes back as it was: an integer as int, an array as an array, a PIL image as a PIL image of
+A value comes back as it was: an integer as int, an array as an array, a PIL image as a PIL image of
 the same mode. What it was besides its values does not: memory order, `requires_grad`, an image's
-file name and EXIF, the class of an ndarray's subclass. Nothing is pickled, so that reading a cell
+file name and EXIF, the class of an ndarray's subclass. Nothing is pickled, so that reading a leaf
 can run no code.
 """
 
@@ -28,13 +28,13 @@ from dataloaders.errors import CacheError, MissingDependency
 __all__ = [
     "DEEPEST",
     "DTYPES",
-    "Cell",
-    "cell_of",
+    "Leaf",
     "fits",
     "has_surrogates",
     "is_int64",
     "is_plain",
     "leaf_of",
+    "value_of",
 ]
 
 DEEPEST = 64
@@ -96,8 +96,8 @@ _INSTEAD = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What one leaf is.
+class Leaf:
+    """One value of a sample, as it is stored.
 
     Attributes:
         kind: ``int``, ``float``, ``complex``, ``bool``, ``str``, ``bytes``, ``bytearray``,
@@ -115,41 +115,41 @@ class Cell:
 
     @property
     def is_image(self) -> bool:
-        """Whether it was made of a PIL image, and may be encoded in another way."""
+        """Whether the leaf was made of a PIL image, and may be encoded in another way."""
         return self.kind.startswith("image:") or self.kind == PALETTE
 
 
-def cell_of(value: Any, where: str) -> Cell:
-    """Copy ``value`` into a cell; ``where`` names its place in messages.
+def leaf_of(value: Any, where: str) -> Leaf:
+    """Copy ``value`` into a leaf; ``where`` names its place in messages.
 
-    The cell shares no memory with ``value``, which the dataset may change for its next sample.
+    The leaf shares no memory with ``value``, which the dataset may change for its next sample.
 
     Raises:
-        CacheError: it cannot be kept.
+        CacheError: ``value`` cannot be stored.
     """
     kind = type(value)
     if kind in (bool, int, float, complex):
         if kind is int and not is_int64(value):
             raise CacheError(f"{where} is an int beyond 64 bits; return it as a str")
-        return Cell(kind.__name__, np.array(value, _PLAIN_KINDS[kind.__name__][0]))
+        return Leaf(kind.__name__, np.array(value, _PLAIN_KINDS[kind.__name__][0]))
     if value is None:
-        return Cell("none", np.empty(0, "|u1"))
+        return Leaf("none", np.empty(0, "|u1"))
     if kind is str:
-        return _bytes_cell("str", value.encode("utf-8", "surrogatepass"))
+        return _bytes_leaf("str", value.encode("utf-8", "surrogatepass"))
     if kind is bytes or kind is bytearray:
-        return _bytes_cell(kind.__name__, bytes(value))
+        return _bytes_leaf(kind.__name__, bytes(value))
     if kind is list:
         text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-        return _bytes_cell("json", text.encode("ascii"))
+        return _bytes_leaf("json", text.encode("ascii"))
     if isinstance(value, torch.Tensor):
-        return _tensor_cell(value, where)
+        return _tensor_leaf(value, where)
     if isinstance(value, (np.ndarray, np.generic)) and kind is not np.matrix:
-        return _array_cell(value, where)
+        return _array_leaf(value, where)
     if kind is EncodedFile:
-        return Cell("file:RGB", np.frombuffer(bytes(value.data), "|u1"), value.pixels)
+        return Leaf("file:RGB", np.frombuffer(bytes(value.data), "|u1"), value.pixels)
     image = sys.modules.get("PIL.Image")
     if image is not None and isinstance(value, image.Image):
-        return _image_cell(value, where)
+        return _image_leaf(value, where)
     raise CacheError(
         f"{where} is of type {kind.__module__}.{kind.__qualname__}, which a cache does not keep; "
         "it keeps tensors, NumPy arrays, numbers, bool, str, bytes, PIL images, None, and dicts, "
@@ -157,11 +157,11 @@ def cell_of(value: Any, where: str) -> Cell:
     )
 
 
-def _bytes_cell(kind: str, data: bytes) -> Cell:
-    return Cell(kind, np.frombuffer(data, "|u1"))
+def _bytes_leaf(kind: str, data: bytes) -> Leaf:
+    return Leaf(kind, np.frombuffer(data, "|u1"))
 
 
-def _tensor_cell(value: torch.Tensor, where: str) -> Cell:
+def _tensor_leaf(value: torch.Tensor, where: str) -> Leaf:
     name = str(value.dtype).removeprefix("torch.")
     kind = type(value)
     known = kind is torch.Tensor or kind is torch.nn.Parameter
@@ -185,10 +185,10 @@ def _tensor_cell(value: torch.Tensor, where: str) -> Cell:
     dense = plain.clone(memory_format=torch.contiguous_format)
     if name in _BITS:
         dense = dense.view(torch.uint8 if _BITS[name] == "|u1" else torch.uint16)
-    return Cell(f"{prefix}:{name}", dense.numpy())
+    return Leaf(f"{prefix}:{name}", dense.numpy())
 
 
-def _array_cell(value: Any, where: str) -> Cell:
+def _array_leaf(value: Any, where: str) -> Leaf:
     if isinstance(value, np.ma.MaskedArray):
         raise CacheError(
             f"{where} is a masked array, of which a cache would lose the mask; return .filled(), "
@@ -200,14 +200,14 @@ def _array_cell(value: Any, where: str) -> Cell:
             f"{where} is an array of {array.dtype}; a cache keeps arrays of numbers and bool. "
             "Turn it into one, or into str, bytes or a list"
         )
-    return Cell("scalar" if isinstance(value, np.generic) else "array", array)
+    return Leaf("scalar" if isinstance(value, np.generic) else "array", array)
 
 
-def _image_cell(value: Any, where: str) -> Cell:
+def _image_leaf(value: Any, where: str) -> Leaf:
     why = ""
     if value.mode == "P":
-        found = _palette_cell(value)
-        if isinstance(found, Cell):
+        found = _palette_leaf(value)
+        if isinstance(found, Leaf):
             return found
         why = f" ({found})"
     if value.mode not in _MODES:
@@ -223,25 +223,25 @@ def _image_cell(value: Any, where: str) -> Cell:
     else:
         pixels = np.asarray(value).reshape(value.height, value.width, channels)
         planes[...] = pixels.transpose(2, 0, 1)
-    return Cell(f"image:{value.mode}", planes)
+    return Leaf(f"image:{value.mode}", planes)
 
 
-def _palette_cell(image: Any) -> Cell | str:
-    """The cell that gives ``image``, of mode P, back to the bit; or why there is none."""
+def _palette_leaf(image: Any) -> Leaf | str:
+    """Return the leaf that restores ``image``, of mode P, exactly; or why there is none."""
     if 0 in image.size:
         return "it has no pixels"
     kept = contents(image)
     try:
         for file in files(kept):
             values = np.frombuffer(file, "|u1")
-            if contents(leaf_of(PALETTE, values)) == kept:
-                return Cell(PALETTE, values, image.width * image.height)
+            if contents(value_of(PALETTE, values)) == kept:
+                return Leaf(PALETTE, values, image.width * image.height)
     except (CacheError, OSError, ValueError, TypeError, MemoryError, SystemError) as error:
         return f"as PNG: {type(error).__name__}: {error}"
     return "PNG does not give its palette and transparency back"
 
 
-# And back, of values that fit their kind
+# From leaves back to values; each array fits its kind
 
 
 def _json(values: npt.NDArray[Any]) -> list[Any]:
@@ -287,7 +287,7 @@ def _image(mode: str, values: npt.NDArray[Any]) -> Any:
     return Image.frombytes(mode, size, values.transpose(1, 2, 0).tobytes(), "raw", raw)
 
 
-_LEAVES: dict[str, Any] = {
+_VALUES: dict[str, Any] = {
     "bool": lambda _, values: bool(values.view("|u1")),
     **dict.fromkeys(("int", "float", "complex"), lambda _, values: values.item()),
     "str": lambda _, values: values.tobytes().decode("utf-8", "surrogatepass"),
@@ -302,13 +302,13 @@ _LEAVES: dict[str, Any] = {
 }
 
 
-def leaf_of(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
-    """The leaf that a cell was made of, in memory of its own.
+def value_of(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
+    """Return the value that a leaf was made of, in memory of its own.
 
     Args:
-        kind: of the cell.
-        values: of the cell.
-        most_pixels: that an encoded image may have; None: as many as Pillow decodes.
+        kind: the kind of the leaf.
+        values: the array of the leaf.
+        most_pixels: the most that an encoded image may have; None: as many as Pillow decodes.
 
     Raises:
         CacheError: ``values`` cannot be of this kind.
@@ -319,25 +319,25 @@ def leaf_of(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None)
     family, _, detail = kind.partition(":")
     try:
         if not fits(kind, values.dtype.str, values.ndim, values.shape):
-            raise ValueError("no cell of this kind has such values")
+            raise ValueError("no leaf of this kind has such values")
         if family in ("encoded", "file"):
             return decoded(kind, values, most_pixels)
-        return _LEAVES[family](detail, values)
+        return _VALUES[family](detail, values)
     except ImportError as error:
         package = "torchvision" if family == "tv_tensor" else "Pillow"
         raise MissingDependency(
-            f"a cell of kind {kind!r} needs {package}, which cannot be imported ({error}); install "
+            f"a leaf of kind {kind!r} needs {package}, which cannot be imported ({error}); install "
             "it with: pip install 'gpu-dataloaders[vision]'"
         ) from error
     except (KeyError, ValueError, TypeError, RecursionError, OverflowError, RuntimeError) as error:
         raise CacheError(
-            f"a cell of kind {kind!r} cannot hold {values.dtype} values of shape {values.shape}: "
+            f"a leaf of kind {kind!r} cannot hold {values.dtype} values of shape {values.shape}: "
             f"{error}"
         ) from error
 
 
 def fits(kind: str, dtype: str, dimensions: int, shape: tuple[int, ...] | None) -> bool:
-    """Whether there are cells of this kind, type and number of dimensions (and shape)."""
+    """Return whether a leaf of this kind can have this dtype, dimensions and shape."""
     family, _, detail = kind.partition(":")
     if kind in _PLAIN_KINDS:
         return (dtype, dimensions) == _PLAIN_KINDS[kind]
@@ -355,7 +355,7 @@ def fits(kind: str, dtype: str, dimensions: int, shape: tuple[int, ...] | None) 
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether JSON gives it back as it is: lists, str-keyed dicts, numbers, strings and None."""
+    """Return whether JSON keeps ``value``: lists, dicts by str, numbers, strings and None."""
     kind = type(value)
     if kind is int:
         return is_int64(value)
@@ -376,12 +376,12 @@ def is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def is_int64(value: int) -> bool:
-    """Whether it fits into 64 bits with a sign."""
+    """Return whether ``value`` fits into a signed 64-bit integer."""
     return -(2**63) <= value < 2**63
 
 
 def has_surrogates(text: str) -> bool:
-    """Whether there are halves of characters in it, of which JSON makes whole ones."""
+    """Return whether ``text`` has surrogates, pairs of which JSON would combine."""
     try:
         text.encode()
     except UnicodeEncodeError:
