@@ -185,7 +185,7 @@ def test_a_loop_that_breaks_off_leaves_order_and_generators_as_torch_does(progra
 
 
 @pytest.mark.parametrize(
-    "effort", [5, pytest.param(200, marks=(pytest.mark.nightly, pytest.mark.timeout(900)))]
+    "effort", [3, pytest.param(200, marks=(pytest.mark.nightly, pytest.mark.timeout(900)))]
 )
 def test_loops_that_break_off_leave_order_and_generators_as_torch_does(effort):
     settings(max_examples=effort)(given(PROGRAMS)(_assert_torchs))()

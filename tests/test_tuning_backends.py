@@ -120,6 +120,7 @@ def test_a_cache_is_chosen_only_where_its_path_is_given(script, tmp_path):
     assert "backend 'h5'" in explained(script)  # built again at the first iter()
 
 
+@pytest.mark.nightly
 def test_what_was_found_is_remembered_for_the_script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("time.sleep(0.004)", "").replace("sleep(0.001)", "sleep(0.02)"))
