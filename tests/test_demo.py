@@ -1,15 +1,13 @@
 """The demo and its photographs."""
 
 import re
-import subprocess
-import sys
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from dataloaders.cli import main
 from dataloaders.cli.photos import make_photos
+from helpers import warm
 
 
 def test_photographs_are_like_a_cameras_and_made_once(tmp_path):
@@ -50,37 +48,11 @@ def test_a_folder_without_classes_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.nightly
-def test_the_demo_runs_its_parts(tmp_path):
-    rng = np.random.default_rng(0)
-    for number in range(64):
-        file = tmp_path / "images" / f"class{number % 2}" / f"{number}.jpg"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (160, 160, 3), dtype=np.uint8)).save(file)
-    done = subprocess.run(
-        [sys.executable, "-m", "dataloaders", "demo",
-         "--images", str(tmp_path / "images"), "--budget", "2"],
-        capture_output=True, text=True, check=False,
-        # One thread: on a busy machine several spend minutes waiting for each other.
-        env={
-            "PATH": "/usr/bin:/bin",
-            "DATALOADERS_CACHE": str(tmp_path / "cache"),
-            "OMP_NUM_THREADS": "1",
-        },
-    )  # fmt: skip
+def test_the_demo_checks_the_example_and_tries_remedies(tmp_path):
+    images = make_photos(tmp_path / "images", count=64)
+    done = warm.run(["-m", "dataloaders", "demo", "--images", images, "--budget", 4], timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    report, conclusion = re.split(r"^=== what was found$", done.stdout, flags=re.MULTILINE)
-    typed = re.findall(r"^\$ (?:\w+=h5 )?dataloaders (\w+) examples/\S+(.*)$", report, re.MULTILINE)
-    assert [name for name, _ in typed[:2]] == ["check", "tune"]
-    (tuned,) = re.findall(r"^use num_workers=(\d+)", report, re.MULTILINE)
-    checks = [
-        words.partition("--workers ")[2].split()[:1] for name, words in typed if name == "check"
-    ]
-    assert [tuned] in checks or (tuned == "0" and "Tuning left the script as it is" in report)
-    # Each check printed its own report, of the loader that it says.
-    reported = re.findall(r"note: measured in loader 1: .*num_workers=(\d+)", report)
-    assert reported == [(words or ["0"])[0] for words in checks]
-    verdicts = re.findall(r"^ *(.*): (\S+-bound|inconclusive)", conclusion, re.MULTILINE)
-    assert len(verdicts) == len(checks)
-    assert len(checks) > 1 or verdicts[0][1] == "step-bound"  # else a cache is the next to try
-    assert re.search(r"^what to try next\n  \S", conclusion, re.MULTILINE)
-    assert list((tmp_path / "cache").glob("demo-*")) == []
+    command = r"\$ dataloaders check --try --budget 4 \S+/examples/train_images.py -- --data \S+ "
+    assert re.match(command, done.stdout)
+    for text in ("INPUT-BOUND", "measured in loader 1: DataLoader of ImageFolder", "what if"):
+        assert text in done.stdout

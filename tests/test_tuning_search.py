@@ -135,32 +135,14 @@ def test_what_there_is_no_room_for():
     assert busy.counts == [2, 4]  # all cores are: nothing larger can be faster
     full = Played(rate, most=8, shm_cap=lambda prefetch: 8 // prefetch)
     assert full.asked == [workers(2), workers(4), workers(8, 1)]
+    long = Played(rate, most=8, shm_cap=lambda prefetch: 16 // prefetch, prefetch=4)
+    assert long.asked == [workers(2, 4), workers(4, 4), workers(8, 2)]
     memory = Played(rate, fails_at=7, bears=6)
     assert (memory.counts, memory.choice) == ([2, 4, 8, 6], workers(6))
-    died = Played(rate, fails_at=4, bears=0, variation=1.0, pinning=True)
+    died = Played(rate, fails_at=4, bears=0, pinning=True)
     assert (died.counts, died.choice) == ([2, 4], workers(2))
     died.search.add(replace(trial_of(workers(2), 900.0), failed="it died"))
     assert died.choice == ALONE
-
-
-@pytest.mark.parametrize(
-    ("facts", "deeper", "tried", "chosen"),
-    [
-        ({}, {4: 60, 8: 90}, {2, 4, 8}, 8),
-        ({}, {4: 42}, {2, 4}, 2),  # no gain
-        ({"shm_cap": lambda prefetch: 8 // prefetch}, {4: 60}, {2, 4}, 4),
-        ({"variation": 0.3}, {}, {2}, 2),  # even batches
-        ({"needed": 40.0}, {}, {2}, 2),
-        ({"busy": lambda one: 0.98}, {}, {2}, 2),  # all cores are
-        ({"most": 0}, {}, set(), None),
-    ],
-)
-def test_a_longer_queue_where_batches_differ_in_time(facts, deeper, tried, chosen):
-    rates = {None: 1, 2: 41, **deeper}
-    facts = {"most": 2, "variation": 0.31, **facts}
-    found = Played(lambda one: rates[one.prefetch_factor], **facts)
-    assert {one.prefetch_factor for one in found.asked} == tried
-    assert found.choice.prefetch_factor == chosen
 
 
 @pytest.mark.parametrize(

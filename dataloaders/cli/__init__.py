@@ -6,7 +6,7 @@ dataloaders probe    train.py -- ARGS   which batch sizes fit, and how fast is e
 dataloaders run      train.py -- ARGS   the script on another backend
 dataloaders cache    ACTION             a dataset computed once, in one file
 dataloaders backends                    what can run here, and why not
-dataloaders demo                        all of it on images made on the spot
+dataloaders demo                        the check on images made on the spot
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ examples:
   dataloaders cache build mypackage.data:training_set train.h5
       computes what the dataset's transforms do before the first random one, once
   dataloaders demo
-      shows the check and the tuning on photographs that it makes itself
+      shows the check on photographs that it makes itself
 """
 
 _CHECK = """\
@@ -113,9 +113,11 @@ examples:
 """
 
 _DEMO = """\
-Makes about 300 JPEG photographs once, checks examples/train_images.py on them as it is, tunes its
-loader, and checks again; if it still waits for input, also with a cache of the decoded images.
-Takes less than two minutes on two cores, without a GPU.
+Makes about 300 JPEG photographs once, checks examples/train_images.py on them, and tries each
+remedy: more workers, other backends, a cache. Takes about a minute on two cores, without a GPU.
+
+example:
+  dataloaders demo --budget 10
 """
 
 _VERDICTS = ("input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive")
@@ -240,10 +242,10 @@ def _parser() -> argparse.ArgumentParser:
     add_cache_parsers(commands)
     add("backends", "what can run here, and why not", "Lists every backend.", usage="")
     usage = "[--images F] [--budget S]"
-    demo = add("demo", "all of it on images made on the spot", _DEMO, usage=usage)
+    demo = add("demo", "the check on images made on the spot", _DEMO, usage=usage)
     images = "use these instead: one folder of images for each class"
     demo.add_argument("--images", metavar="FOLDER", help=images)
-    _add_budget(demo, 25.0, "seconds for each part")
+    _add_budget(demo, 25.0, "seconds for the check, and about as many for the remedies")
     return parser
 
 

@@ -30,25 +30,21 @@ if sys.platform != "win32":
 # Linux silently shortens a request for more than the device's readahead. 128 KiB is the default,
 # and few devices have less.
 _REQUEST = 128 << 10
-_LOOKS = 8  # pages that are looked at in a range
 _STAYS = 64  # looks for which a read from disk is remembered
 _MOST = 1 << 30  # bytes a call: offsets in a file may be arbitrary
 _WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
 
 
-def will_read(values: npt.NDArray[Any], *, look: bool = False) -> None:
+def will_read(values: npt.NDArray[Any]) -> None:
     """Have the kernel start to read the pages under ``values``, one range of a mapped file.
 
     This is advice: without support nothing happens, and pages for which there is no room, or beyond
-    1 GiB, are not read. With ``look``, nothing is requested if some evenly spaced pages of the
-    range are all in memory already; use it for files that `tells_truth` accepts.
+    1 GiB, are not read.
     """
     if _WILLNEED is None or not values.nbytes:
         return
     address = int(values.__array_interface__["data"][0])
     begin, end = address // mmap.PAGESIZE * mmap.PAGESIZE, address + min(values.nbytes, _MOST)
-    if look and end - begin > _LOOKS * _REQUEST and _seems_resident(begin, end):
-        return
     madvise = _libc().madvise
     for at in range(begin, end, _REQUEST):
         # ctypes lets other threads run meanwhile; mmap.madvise does not.
@@ -106,16 +102,6 @@ def tells_truth(path: str | os.PathLike[str]) -> bool:
     if sys.platform != "linux":
         return False
     return os.stat(path).st_uid == os.geteuid() or os.access(path, os.W_OK)
-
-
-def _seems_resident(begin: int, end: int) -> bool:
-    flag = ctypes.c_ubyte()
-    mincore, where = _libc().mincore, ctypes.byref(flag)
-    for number in range(_LOOKS):
-        at = begin + (end - 1 - begin) * number // (_LOOKS - 1)
-        if mincore(at // mmap.PAGESIZE * mmap.PAGESIZE, 1, where) or not flag.value & 1:
-            return False
-    return True
 
 
 class DiskWatch:

@@ -94,8 +94,8 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
     """
     quotas = []
     for folder in _cgroups("cpu", root):
-        words = _words(folder / "cpu.max")
-        words = words or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+        words = _text(folder / "cpu.max").split()
+        words = words or [_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
         quota, period = _number(words, 0), _number(words, 1)
         if quota is not None and period and quota > 0:  # "max" and -1 mean no quota
             quotas.append(quota / period)
@@ -112,15 +112,10 @@ def available_memory(root: Path = _ROOT) -> int:
     kilobytes = _fields(root / "proc/meminfo").get("MemAvailable:")
     rooms = [_by_psutil("available") if kilobytes is None else kilobytes * 1024]
     for folder, limit in _memory_limits(root):
-        for current, cache in (
-            ("memory.current", "inactive_file"),
-            ("memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            used = _number(_words(folder / current), 0)
-            if used is not None:
-                idle = _fields(folder / "memory.stat").get(cache, 0)
-                rooms.append(max(0, limit - max(0, used - idle)))
-                break
+        used = _first_number(folder, "memory.current", "memory.usage_in_bytes") or 0
+        fields = _fields(folder / "memory.stat")  # in version 1 its totals count what is below
+        idle = fields.get("total_inactive_file", fields.get("inactive_file", 0))
+        rooms.append(max(0, limit - max(0, used - idle)))
     return min(rooms) // ranks_here()
 
 
@@ -159,11 +154,9 @@ def _by_psutil(which: str) -> int:
 def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
     """Yield the cgroups of this process that limit memory, and the bytes that they allow."""
     for folder in _cgroups("memory", root):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            limit = _number(_words(folder / name), 0)  # "max" means no limit
-            if limit is not None:
-                yield folder, limit
-                break
+        limit = _first_number(folder, "memory.max", "memory.limit_in_bytes")
+        if limit is not None:
+            yield folder, limit
 
 
 def cpu_model(root: Path = _ROOT) -> str:
@@ -258,29 +251,20 @@ def python_heap_bytes() -> int:
 
 
 def _cgroups(controller: str, root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of all above it, for both versions."""
-    memberships = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines()]
-    for words in map(str.split, _text(root / "proc/self/mountinfo").splitlines()):
-        # 32 31 0:29 /root /mount/point options [tags ...] - type source superoptions
-        if "-" not in words[6:]:
+    """Yield the folders of this process's cgroup and of all above it, for both versions.
+
+    A container may see the host's path of its cgroup, while what is mounted is its own part: of
+    folders that are not there, those above count.
+    """
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        names, _, path = line.partition(":")[2].partition(":")
+        if names and controller not in names.split(","):  # version 2 has no names
             continue
-        kind, *_, options = words[words.index("-", 6) + 1 :]
-        if kind == "cgroup2":
-            paths = [m[2] for m in memberships if len(m) == 3 and m[1] == ""]
-        elif kind == "cgroup" and controller in options.split(","):
-            paths = [m[2] for m in memberships if len(m) == 3 and controller in m[1].split(",")]
-        else:
-            continue
-        mount = root / words[4].lstrip("/")
-        for path in paths:
-            # Inside a container the mount shows only the part below the mount's own root, and the
-            # path may be the host's. What is mounted is then the container's own cgroup.
-            inside = path.removeprefix(words[3]) if words[3] != "/" else path
-            parts = [part for part in inside.split("/") if part not in ("", "..")]
-            for depth in range(len(parts), -1, -1):
-                folder = mount.joinpath(*parts[:depth])
-                if folder.is_dir():
-                    yield folder
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts), -1, -1):
+            folder = root.joinpath("sys/fs/cgroup", controller if names else "", *parts[:depth])
+            if folder.is_dir():
+                yield folder
 
 
 def _fields(path: Path) -> dict[str, int]:
@@ -293,15 +277,17 @@ def _fields(path: Path) -> dict[str, int]:
     return fields
 
 
-def _words(path: Path) -> list[str]:
-    return _text(path).split()
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def _first_number(folder: Path, *names: str) -> int | None:
+    """Return the number in the first of these files that holds one; "max" is none."""
+    found = (_number(_text(folder / name).split(), 0) for name in names)
+    return next((number for number in found if number is not None), None)
 
 
 def _number(words: list[str], position: int) -> int | None:

@@ -3,14 +3,14 @@
     workers   2   4   8   16      twice as many while that is 3 % faster
               4   8   4   8       in turns, where single trials cannot tell two apart
 
-Then, in the same way, the prefetch factor where batches differ in time; last, pinning both ways.
+Last, pinning both ways.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -22,16 +22,16 @@ WORTH = 0.03
 """The smallest relative gain that is worth a larger setting."""
 
 DEFAULT_PREFETCH = 2
+# Batches come in the order of their indices, so workers wait for the slowest one. In a simulated
+# queue, 16 workers with 2 batches each reach 0.90 of their rate if the deviation of a batch's time
+# is 0.3 of the mean, 0.80 if it is 0.5.
+LONG_PREFETCH = 4
+UNEVEN = 0.3
 
 _NOISE = 0.1  # two trials of half a second that differ by less may be in the wrong order
 _MOST_TRIALS = 3  # of a setting whose rate decides; their median counts
 # CPU seconds per second and core above which a larger setting cannot gain what it must.
 _SATURATED = 1 / (1 + WORTH)
-# Batches come in the order of their indices, so workers wait for the slowest one. In a simulated
-# queue, 16 workers with 2 batches each reach 0.90 of their rate if the deviation of a batch's time
-# is 0.3 of the mean, 0.80 if it is 0.5; with 8 batches each, 0.97 and 0.94.
-_UNEVEN = 0.3
-_PREFETCH = (2, 4, 8)
 
 Make: TypeAlias = Callable[[Settings, str], Generator[Batch, None, Trial]]
 Making: TypeAlias = Generator[Batch, None, None]
@@ -52,7 +52,7 @@ class Search:
     needed: float = math.inf  # samples per second above which faster loading gains nothing
     most: int = 0  # workers; `make` lowers it when a trial does not fit
     fewest: int = 2  # workers worth a trial; with a step, one can work beside it
-    variation: float = 0.0  # standard deviation over mean of a batch's time
+    prefetch: int = DEFAULT_PREFETCH  # batches a worker, if they fit into shared memory
     shm_cap: Callable[[int], int | None] = lambda prefetch: None  # most workers, by prefetch factor
     pinning: bool = False  # whether there is a device to which batches are copied
     trials: list[Trial] = field(default_factory=list)
@@ -92,20 +92,10 @@ class Search:
         return next((one for one in reversed(self.trials) if one.settings == settings), None)
 
     def run(self) -> Making:
-        """Double one number after the other."""
+        """Try the loader as it is, double the workers while that pays, then pin the other way."""
         if self.given.num_workers:
             yield from self._try(self.given, "the loader as it is")
-        if self.fewest <= self.most:
-            yield from self._climb(self.fewest, lambda: range(self.fewest, self.most + 1), self._at)
-        # Where cores are busy, no worker waits for room in its queue.
-        choice = self.choice
-        if self.variation > _UNEVEN and choice.num_workers and not self._is_enough(choice):
-            yield from self._climb(
-                choice.prefetch_factor or 0,
-                lambda: self._queues(choice.num_workers),
-                lambda depth: replace(choice, prefetch_factor=depth),
-                " batches ahead",
-            )
+        yield from self._double()
         choice = self.choice
         if self.pinning and 0 < choice.num_workers <= self.most:
             # Without workers pinning is a copy more in the loop itself.
@@ -113,34 +103,20 @@ class Search:
             yield from self._try(other, "not pinned" if choice.pin_memory else "pinned")
             yield from self._decide_in_turns()
 
-    def _climb(
-        self,
-        now: int,
-        values: Callable[[], Sequence[int]],
-        at: Callable[[int], Settings],
-        what: str = "",
-    ) -> Making:
-        """Double ``now`` while that pays.
-
-        ``values`` returns the possible ones, smallest first; a trial may make them fewer.
-        """
-        if not (yield from self._try(at(now), f"where it begins{what and ' with'}{what}")):
-            return
-        if self.meets(at(now)):
-            yield from self._decide_in_turns()
-        while values() and not self._is_enough(at(now)):
-            more = next((value for value in values() if value >= 2 * now), values()[-1])
-            if more <= now:
-                break
-            if not (yield from self._try(at(more), f"twice as many{what}")):
-                if more in values():
-                    break
-                continue  # with the most that there is room for
-            yield from self._decide_in_turns()
+    def _double(self) -> Making:
+        before, count, why = self.alone, self.fewest, "where it begins"
+        while max(before.num_workers + 1, self.fewest) <= count <= self.most:
+            settings = self._at(count)
+            if not (yield from self._try(settings, why)):
+                count = min(self.most, count - 1)  # the failure has lowered the most
+                continue
+            if before.num_workers or self.meets(settings):
+                yield from self._decide_in_turns()
             rates = self.rates
-            if rates.get(at(more), 0.0) < rates.get(at(now), 0.0) * (1 + WORTH):
+            pays = rates.get(settings, 0.0) >= rates.get(before, 0.0) * (1 + WORTH)
+            if self._is_enough(settings) or (before.num_workers and not pays):
                 break
-            now = more
+            before, count, why = settings, min(2 * count, self.most), "twice as many"
         yield from self._decide_in_turns()
 
     def _try(self, settings: Settings, why: str, most_trials: int = 1) -> Trying:
@@ -199,10 +175,8 @@ class Search:
         return self.meets(settings) or ((last and last.cpu_share) or 0.0) >= _SATURATED
 
     def _at(self, workers: int) -> Settings:
-        depth = DEFAULT_PREFETCH if DEFAULT_PREFETCH in self._queues(workers) else 1
-        return Settings(workers, depth, self.alone.pin_memory)
-
-    def _queues(self, workers: int) -> Sequence[int]:
-        """Return the prefetch factors with which so many workers fit into shared memory."""
-        caps = {depth: self.shm_cap(depth) for depth in _PREFETCH}
-        return [depth for depth, cap in caps.items() if cap is None or workers <= cap]
+        """Return the setting with the longest queues with which so many workers fit."""
+        depths = (self.prefetch, DEFAULT_PREFETCH, 1)
+        caps = ((depth, self.shm_cap(depth)) for depth in depths)
+        fit = next((depth for depth, cap in caps if cap is None or workers <= cap), 1)
+        return Settings(workers, fit, self.alone.pin_memory)

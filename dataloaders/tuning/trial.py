@@ -63,7 +63,7 @@ class Measured:
     @property
     def samples_per_second(self) -> Interval:
         """The steady rate."""
-        return _rate(self.samples_per_batch, self.seconds_per_batch)
+        return rate_of(self.samples_per_batch, self.seconds_per_batch)
 
     def followed_by(self, step: StepCost) -> Measured:
         """Return the same with ``step`` after each batch, on the thread that made the batch.
@@ -72,11 +72,8 @@ class Measured:
         """
         load, whole = self.seconds_per_batch, step.seconds
         ends = ((load.low, whole.low), (load.estimate, whole.estimate), (load.high, whole.high))
-        return replace(
-            self,
-            seconds_per_batch=Interval(*(max(b, a + b * step.on_thread) for a, b in ends)),
-            cpu_per_batch=self.cpu_per_batch + step.cores * whole.estimate,
-        )
+        seconds = Interval(*(max(b, a + b * step.on_thread) for a, b in ends))
+        return replace(self, seconds_per_batch=seconds)
 
 
 @dataclass(frozen=True)
@@ -84,12 +81,7 @@ class StepCost:
     """Holds what a step takes for a batch."""
 
     seconds: Interval
-    cores: float  # CPU seconds per second, of all threads
     on_thread: float = 1.0  # the share of ``seconds`` after which the step has returned
-
-    def samples_per_second(self, batch: float) -> Interval:
-        """Return the rate for batches of ``batch`` samples."""
-        return _rate(batch, self.seconds)
 
 
 def driven(steps: Steps[T], step: Step) -> T:
@@ -152,7 +144,7 @@ def observe(
             batch = feed.next()
             return batch if feed.copies_to is None else to_device(batch, feed.copies_to)
 
-        count, warmed = loader.num_workers, 1
+        makers, warmed = loader.num_workers, 1
         began = now()
         batch = take()
         startup_s = now() - began
@@ -162,7 +154,7 @@ def observe(
             yield batch
         # Batches that were made while nobody took any are not the steady state. Without a step the
         # queue is empty after one batch of each worker; with a step it may stay full.
-        while warmed <= (count * (loader.prefetch_factor or 0 if stepping else 1) or feed.ahead):
+        while warmed <= (makers * (loader.prefetch_factor or 0 if stepping else 1) or feed.ahead):
             if now() - began > startup_s + seconds / 3:
                 break
             batch, warmed = take(), warmed + 1
@@ -170,15 +162,13 @@ def observe(
                 yield batch
         clock, processes = clock or _clock(), [one.pid for one in workers()]
         marks: list[tuple[Any, Any, int]] = []
-        # A batch that takes longer than a whole trial is not measured more often than needed.
-        slow = [(startup_s, 1)] if count == 0 and not stepping and startup_s > seconds else []
         waits: list[float] = []
         samples, start = 0, now()
         cpu = time.process_time() + cpu_seconds(processes)
-        while len(marks) + len(slow) < 2 or now() - start < seconds:
+        while len(marks) < 2 or now() - start < seconds:
             taken, begin, began = 0, clock.mark(), now()
             # Workers that started together may deliver together: a block has batches of all.
-            while taken % max(1, count) or now() - began < seconds / _BLOCKS:
+            while taken % max(1, makers) or now() - began < seconds / _BLOCKS:
                 before = now()
                 batch = take()
                 waits.append(now() - before)
@@ -192,14 +182,19 @@ def observe(
                 held.append(_copy(batch))  # between blocks, where the copy costs no measured time
         cpu = time.process_time() + cpu_seconds(processes) - cpu
         clock.wait()
-        blocks = [(clock.seconds(begin, end), taken) for begin, end, taken in marks]
-        mean_wait = statistics.fmean(waits)
-        count = len(waits)
+        count, mean_wait = len(waits), statistics.fmean(waits)
         return Measured(
-            _interval(slow + blocks), samples / count, startup_s, cpu / count,
-            statistics.pstdev(waits) / mean_wait if mean_wait > 0 else 0.0, feed.epoch + 1,
-            batch_bytes, warmed + count, held, _memory_per_worker(processes),
-        )  # fmt: skip
+            seconds_per_batch=_interval([(clock.seconds(a, b), taken) for a, b, taken in marks]),
+            samples_per_batch=samples / count,
+            startup_s=startup_s,
+            cpu_per_batch=cpu / count,
+            variation=statistics.pstdev(waits) / mean_wait if mean_wait > 0 else 0.0,
+            epochs=feed.epoch + 1,
+            batch_bytes=batch_bytes,
+            batches=warmed + count,
+            held=held,
+            memory_per_worker=_memory_per_worker(processes),
+        )
 
 
 def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) -> Steps[StepCost]:
@@ -207,24 +202,24 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
     most = max(1, min(64, _HELD_BYTES // max(1, nbytes(held[0]))))
     copies, turn, until = 1, 0, math.inf
     blocks: list[tuple[float, int]] = []
-    shares: list[tuple[float, float]] = []  # of a block: CPU, and time on the thread
+    shares: list[float] = []  # of a block, the time on the thread
     while len(blocks) < _SLOW_BLOCKS + 2 or time.perf_counter() < until:
         # Copies, made outside the timing: a step may write into its batch or pop its keys.
         batches = [_copy(held[(turn + number) % len(held)]) for number in range(copies)]
         turn += copies
         now = clock or _clock()  # the first step may bring a device up
-        cpu, began, begin = time.process_time(), time.perf_counter(), now.mark()
+        began, begin = time.perf_counter(), now.mark()
         yield from batches
         returned, end = time.perf_counter() - began, now.mark()
         now.wait()
         took = max(now.seconds(begin, end), 1e-9)
         blocks.append((took, copies))
-        shares.append(((time.process_time() - cpu) / took, min(1.0, returned / took)))
+        shares.append(min(1.0, returned / took))
         if len(blocks) <= _SLOW_BLOCKS:
             copies = max(1, min(most, math.ceil(_STEP_BLOCK_S * copies / took)))
             until = time.perf_counter() + seconds
-    cores, on_thread = map(statistics.median, zip(*shares[_SLOW_BLOCKS:], strict=True))
-    return StepCost(_interval(blocks[_SLOW_BLOCKS:]), cores, on_thread)
+    on_thread = statistics.median(shares[_SLOW_BLOCKS:])
+    return StepCost(_interval(blocks[_SLOW_BLOCKS:]), on_thread)
 
 
 @contextmanager
@@ -298,7 +293,8 @@ def _copy(batch: Batch) -> Batch:
     return map_tensors(batch, copied)
 
 
-def _rate(samples: float, cost: Interval) -> Interval:
+def rate_of(samples: float, cost: Interval) -> Interval:
+    """Return samples per second where ``samples`` take ``cost`` seconds."""
     return Interval(*(samples / seconds for seconds in (cost.high, cost.estimate, cost.low)))
 
 

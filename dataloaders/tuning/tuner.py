@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,24 @@ from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import batches_in
 from dataloaders.tuning import auto, learned
 from dataloaders.tuning.result import Progress, Settings, Trial, Tuning
-from dataloaders.tuning.search import DEFAULT_PREFETCH, WORTH, Search, Spent
-from dataloaders.tuning.trial import Loading, Measured, Step, Steps, driven, observe, observe_step
+from dataloaders.tuning.search import (
+    DEFAULT_PREFETCH,
+    LONG_PREFETCH,
+    UNEVEN,
+    WORTH,
+    Search,
+    Spent,
+)
+from dataloaders.tuning.trial import (
+    Loading,
+    Measured,
+    Step,
+    Steps,
+    driven,
+    observe,
+    observe_step,
+    rate_of,
+)
 from dataloaders.tuning.variant import Variants, backend_of
 
 _ALONE = "one process: what a batch costs"
@@ -130,7 +146,6 @@ class Tuner:
         self._shortage: str | None = None  # of what more workers would need
         self._batch_bytes = 0
         self._least_s = 0.0  # what a trial takes at least: a start and two blocks
-        self._timeout_s = _HANG_S
         self._need: Interval | None = None
         self._workers_usable = True
         has_cuda = torch.cuda.device_count() > 0
@@ -139,7 +154,7 @@ class Tuner:
         depth = (loader.prefetch_factor or DEFAULT_PREFETCH) if count else None
         given = Settings(count, depth, pinned)
         self._search = Search(given, Settings(0, None, pinned), self._make, pinning=has_cuda)
-        self._steps_on = self.stepping or self._search.pinning
+        self._steps_on = self.stepping or has_cuda
 
     def run(self, remember: bool = True) -> Steps[Tuning]:
         """Yield batches to a loop whose body is the step; return what was found.
@@ -160,6 +175,8 @@ class Tuner:
         began = time.perf_counter()
         loading, measured = yield from self._measure_alone()
         alone = self._trial(search.alone, _ALONE, measured, began)
+        if self._steps_on:
+            alone = replace(alone, cpu_share=None)  # what the step takes of the cores is not known
         search.add(alone, comparable=self._variants.loads_elsewhere)
         self._warn(self._find_room(loading))
         self._reason = self._why_no_workers(measured.samples_per_second.estimate)
@@ -170,7 +187,8 @@ class Tuner:
             yield from search.run()
         except Spent:
             self._notes.append(
-                "the budget ended before every useful trial was made: give budget_s more"
+                f"the budget of {self.budget_s:g} s ended before every useful trial was made; a "
+                "larger one (budget_s=, or --budget) tries them"
             )
         if search.limited and search.most == room:
             self._warn(self._shortage)
@@ -198,13 +216,12 @@ class Tuner:
         search = self._search
         loading = yield from self._load_elsewhere(search.alone)
         self._least_s = 3 * loading.seconds_per_batch.estimate
-        self._timeout_s = max(_HANG_S, 20 * loading.startup_s)
         if not self._steps_on:
             return loading, loading
         held = [self._variants.delivered(batch) for batch in loading.held]
         step = yield from observe_step(held, self._trial_s, self.clock)
         if self.stepping:
-            self._need = step.samples_per_second(loading.samples_per_batch)
+            self._need = rate_of(loading.samples_per_batch, step.seconds)
             # The loop around the step takes time, too.
             search.needed = self._need.estimate * (1 - WORTH)
         return loading, loading.followed_by(step)
@@ -261,7 +278,8 @@ class Tuner:
         # Beside a step one worker overlaps with it; where nothing is known without workers, one
         # is the first to be tried.
         search.fewest = 1 if self.stepping or not search.rates else 2
-        search.variation = loading.variation
+        if loading.variation > UNEVEN:
+            search.prefetch = LONG_PREFETCH
         search.shm_cap = lambda prefetch: auto.shm_cap(size, prefetch)
         depth = loader.prefetch_factor or DEFAULT_PREFETCH
         own = resources.shm_shortage(loader.num_workers, depth, size)
@@ -288,7 +306,7 @@ class Tuner:
             raise Spent
         self._announce(settings, why)
         began = time.perf_counter()
-        loader = self._variants.make(settings, self._timeout_s)
+        loader = self._variants.make(settings, _HANG_S)
         try:
             measured = yield from observe(
                 loader, stepping=self._steps_on, seconds=self._trial_s, clock=self.clock
@@ -304,12 +322,12 @@ class Tuner:
     def _trial(self, settings: Settings, why: str, measured: Measured, began: float) -> Trial:
         self._batch_bytes = max(self._batch_bytes, measured.batch_bytes)
         rate, batches = measured.samples_per_second, self._batches
-        over_epoch = rate.estimate
+        batch_s, over_epoch = measured.seconds_per_batch.estimate, rate.estimate
         kept = measured.epochs > 1 or self.loader.persistent_workers
         if settings.num_workers and batches and not kept:
-            whole_s = measured.startup_s + (batches - 1) * measured.seconds_per_batch.estimate
+            whole_s = measured.startup_s + (batches - 1) * batch_s
             over_epoch = batches * measured.samples_per_batch / max(whole_s, 1e-9)
-        cpu_share = measured.cpu_per_batch / measured.seconds_per_batch.estimate / self._cores
+        cpu_share = measured.cpu_per_batch / batch_s / self._cores
         seconds, each = time.perf_counter() - began, measured.memory_per_worker
         failed = self._too_large(settings, each)
         return Trial(

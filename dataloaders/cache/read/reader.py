@@ -30,7 +30,7 @@ from dataloaders.cache.read.files import Column, Files, MappedFile, limited
 from dataloaders.cache.read.shards import first_of, folder_of
 from dataloaders.cache.sample.sample import Classes, join, leaf_paths
 from dataloaders.errors import CacheError
-from dataloaders.machine.page_cache import DiskWatch, tells_truth, will_read
+from dataloaders.machine.page_cache import DiskWatch, will_read
 from dataloaders.options import option
 from dataloaders.transforms.read import Kind, read
 
@@ -102,7 +102,7 @@ class CachedDataset(Dataset[Any]):
             Column(limited(entry, self.largest), number, self._files)
             for number, entry in enumerate(self.columns)
         )
-        self._disk, self._looks, self._exact = DiskWatch(), tells_truth(self.path), False
+        self._disk, self._exact = DiskWatch(), False
         self.with_tails(self.tails)
 
     def with_tails(self, tails: Sequence[Tail]) -> CachedDataset:
@@ -201,7 +201,7 @@ class CachedDataset(Dataset[Any]):
                 self._files.refuse_cut_short((part,))
                 for reader in readers:
                     for values in reader.stretches(low, high):
-                        will_read(values, look=self._looks)
+                        will_read(values)
 
     def about_to_read(self, rows: Sequence[int]) -> None:
         """Request all of these rows at once if they may be on disk; call it before reading them.
