@@ -11,12 +11,9 @@ import re
 import signal
 import threading
 import time
-import zipfile
-from contextlib import suppress
 from functools import partial
 
 import h5py
-import lmdb
 import numpy as np
 import pytest
 import torch
@@ -48,7 +45,7 @@ WORKERS = {
 }
 
 
-# Files that a dataset opens when it is first read, as is usual with HDF5, LMDB and zip
+# Files that a dataset opens when it is first read, as is usual with HDF5 and archives
 
 COUNT, SIDE = 120, 8
 BYTES = SIDE * SIDE * 3
@@ -82,40 +79,17 @@ def read_plain(handle, index):
     return handle.read(BYTES)
 
 
-def write_zip(path):
-    with zipfile.ZipFile(path, "w") as archive:
-        for index in range(COUNT):
-            archive.writestr(str(index), bytes([index]) * BYTES)
-
-
 def write_hdf5(path):
     rows = np.arange(COUNT, dtype=np.uint8)[:, None].repeat(BYTES, 1)
     with h5py.File(path, "w") as file:
         file.create_dataset("rows", data=rows, chunks=(4, BYTES), compression="gzip")
 
 
-def write_lmdb(path):
-    with lmdb.open(str(path)) as env, env.begin(write=True) as transaction:
-        for index in range(COUNT):
-            transaction.put(str(index).encode(), bytes([index]) * BYTES)
-
-
-def read_lmdb(handle, index):
-    with handle.begin() as transaction:
-        return transaction.get(str(index).encode())
-
-
-def open_lmdb(path):
-    return lmdb.open(str(path), readonly=True, lock=False)
-
-
 SEVERAL = 5 * BYTES  # several samples are in the buffer, most of them are not
 STORES = {  # what writes the file, what opens it, and what reads a sample's bytes
     "unbuffered": (write_plain, partial(open, mode="rb", buffering=0), read_plain),
     "buffered": (write_plain, partial(open, mode="rb", buffering=SEVERAL), read_plain),
-    "zip": (write_zip, zipfile.ZipFile, lambda handle, index: handle.read(str(index))),
     "hdf5": (write_hdf5, h5py.File, lambda handle, index: handle["rows"][index].tobytes()),
-    "lmdb": (write_lmdb, open_lmdb, read_lmdb),
 }
 
 
@@ -248,7 +222,7 @@ def test_tuning_and_the_check(look, backend, workers, tmp_path):
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 @pytest.mark.nightly
 def test_processes_that_are_not_forked(context, tmp_path):
-    dataset = LazyImages("zip", "below", tmp_path)
+    dataset = LazyImages("buffered", "below", tmp_path)
     options = {"num_workers": 1, "multiprocessing_context": context}
     for backend in ("prefetch", "dali"):
         loader = DataLoader(dataset, 8, backend=BACKENDS[backend](), **options)
@@ -261,7 +235,7 @@ def test_processes_that_are_not_forked(context, tmp_path):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.thinned(7)
+@pytest.mark.thinned(5)
 def test_an_epoch_that_is_under_way_in_this_process(store, place, tmp_path):
     """A fork shares the offsets of files that are open here: reading there must not move them."""
     dataset = LazyImages(store, place, tmp_path)
@@ -273,8 +247,7 @@ def test_an_epoch_that_is_under_way_in_this_process(store, place, tmp_path):
             for backend in ("prefetch", "dali", "synthetic"):
                 wrap(loader, backend=BACKENDS[backend]()).explain()
         if len(batches) == 3:
-            with suppress(dataloaders.DataLoadersError):  # LMDB cannot be used in a fork
-                estimate(dataset, tmp_path / "cache.h5")
+            estimate(dataset, tmp_path / "cache.h5")
             dataloaders.tune(loader, budget_s=0.1, max_workers=1, remember=False)
     assert wrong_samples(batches) == []
 

@@ -50,24 +50,23 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
         registry.load(options.backend)
         os.environ[BACKEND_VARIABLE] = options.backend
     line = ProgressLine(quiet=options.quiet)
-    tunings: list[Tuning] = []  # as known so far; the last one counts
-    running: list[Generator[Batch, None, None]] = []
+    tunings: list[Tuning] = []  # as known before each trial; the last one counts
+    running: list[Generator[Batch, None, Any]] = []
     finished = False
 
-    def told(progress: Progress) -> None:
+    def show(progress: Progress) -> None:
         tunings.append(progress.so_far)
         line(f"tune  {progress.seconds:.0f} of {progress.budget_s:.0f} s  {progress.doing}")
 
-    def tuned(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
+    def tuned(loader: Any) -> Generator[Batch, None, None]:
         nonlocal finished
         if os.environ.get(BACKEND_VARIABLE) and not isinstance(loader, DataLoader):
             loader = wrap(loader)
-        tuner = Tuner(loader, options.budget, progress=told)
-        tunings.append((yield from tuner.run()))
+        tunings.append((yield from Tuner(loader, options.budget, progress=show).run()))
         finished = True
 
     def measure(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
-        running.append(tuned(loader, iterate))
+        running.append(tuned(loader))
         return running[0]
 
     say_that_it_trains(target, "tune", quiet=options.quiet)
@@ -84,16 +83,16 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
         print(f"{how} after {takeover.steps} steps, before anything was tried", file=sys.stderr)
         return outcome.status or NOTHING_MEASURED
     tuning = tunings[-1]
-    notes = [] if scratch is None else scratch.notes()
+    notes = [f"tuned loader {takeover.taken.number}: {takeover.taken.description}"]
     if not finished:
-        notes.insert(0, f"{how} after {takeover.steps} steps; this is what was known by then")
+        notes.append(f"{how} after {takeover.steps} steps; this is what was known by then")
+    notes += [] if scratch is None else scratch.notes()
     if options.quiet:
         print(tuning.choice)
     else:
         print(tuning)
-        print(f"note: tuned loader {takeover.taken.number}: {takeover.taken.description}")
-        _print_change(tuning)
         print(*(f"note: {sentence}\n" for sentence in notes), sep="", end="")
+        _print_change(tuning)
     if options.json is not None:
         tuning.to_json(options.json)
     return outcome.status

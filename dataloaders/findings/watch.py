@@ -11,6 +11,7 @@ cycles, each up to the optimizer's step, are watched and compared instead.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import threading
 import warnings
@@ -122,10 +123,8 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         # What a toggle may have to convert; of nested modules that convolve, the outermost.
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.convolving: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._first: list[_Step] = []  # the early steps that are always watched
-        self._cycles: list[list[_Step]] = []  # whole ones: up to a step in which an optimizer steps
-        self._cycle: list[_Step] = []  # the watched steps of the running cycle
-        self._before, self._last = 0, 0  # numbers of the last two steps in which an optimizer did
+        self._steps: dict[int, _Step] = {}  # those that were watched, by number
+        self._ends: list[int] = []  # numbers of the first three in which an optimizer stepped
         self._now = _Step()
         self._failed = False
         self._waiting: set[int] = set()  # threads that torch has warned since their operator began
@@ -155,21 +154,21 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         for known in (self._made, self._biased, self._chains):
             known.clear()
         if watched:
-            self._cycle.append(self._now)
-        if number in _WATCHED:
-            self._first.append(self._now)
-        if self._now.stepped:
-            if len(self._cycle) == number - self._last:
-                self._cycles.append(self._cycle)
-            self._before, self._last, self._cycle = self._last, number, []
+            self._steps[number] = self._now
+        if self._now.stepped and len(self._ends) < 3:
+            self._ends.append(number)
 
     def _is_wanted(self, number: int) -> bool:
         """Return whether a step is one of the first, or in one of the first two short cycles."""
-        if number in _WATCHED:
-            return True
-        missing = self._last > 0 and len(self._cycles) < 2
-        short = max(number - self._last, self._last - self._before) <= _LONGEST_CYCLE
-        return missing and short and len(self._cycle) == number - 1 - self._last
+        in_cycle = 0 < len(self._ends) < 3 and number - self._ends[-1] <= _LONGEST_CYCLE
+        return in_cycle or number in _WATCHED
+
+    def _compared(self) -> list[list[_Step]]:
+        """Return the steps of two whole cycles if all of them were watched, else the first two."""
+        cycles = [range(a + 1, b + 1) for a, b in itertools.pairwise(self._ends)]
+        if len(cycles) == 2 and all(number in self._steps for cycle in cycles for number in cycle):
+            return [[self._steps[number] for number in cycle] for cycle in cycles]
+        return [[self._steps[number]] for number in _WATCHED if number in self._steps]
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._now.stepped = True
@@ -199,10 +198,9 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
 
     def facts(self, **more: Any) -> Facts | None:
         """Return what the watched steps have in common, with ``more`` fields."""
-        if not self._first or self._failed:
+        turns = self._compared()
+        if not turns or self._failed:
             return None
-        whole = len(self._cycles) > 1
-        turns = self._cycles[:2] if whole else [[step] for step in self._first]
         steps = [step for turn in turns for step in turn]
         first, last = steps[0], steps[-1]
         by_device: Counter[str] = Counter()
@@ -216,7 +214,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
             sites={**last.sites, **first.sites},
             convolutions=len(last.shapes),
             fixed_shapes=all(step.shapes == last.shapes for step in steps),
-            reduces_early=any(step.reduced and not step.stepped for step in (*self._first, *steps)),
+            reduces_early=any(step.reduced and not step.stepped for step in self._steps.values()),
             flops=last.flops,
             **{**first.settings, **last.settings, **environment(device), **more},
         )
