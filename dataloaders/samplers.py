@@ -14,7 +14,8 @@ import operator
 import time
 from collections.abc import Iterator, Sized
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from itertools import pairwise
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +33,8 @@ BLOCK_BYTES = 2 << 20
 WINDOW_BYTES = 512 << 20
 """The default size of a window."""
 MOST_WINDOW_ROWS = 1 << 18
-"""The default limit of a window with small rows: a window's row numbers are sorted in memory."""
+"""The default limit of a window of small rows."""
 _WINDOW_BLOCKS = 64  # the least number of blocks in a default window
-
-_LEAST = {"seed": -(2**63), "block": 1, "window": 1, "num_replicas": 1, "rank": 0}  # of options
 
 _LEAST_AHEAD, _MOST_AHEAD = 16 << 20, 64 << 20  # how far to read ahead, in bytes
 _FASTEST = 16 << 30  # bytes a second; no disk delivers rows faster than this
@@ -128,15 +127,11 @@ class BlockShuffle(DistributedSampler[int]):
         self.drop_last = drop_last
         self.epoch = 0
         self._epoch_given = False
-        given = {"seed": seed, "block": block, "window": window, "rank": rank}
-        given["num_replicas"] = num_replicas
-        whole = {
-            name: None if value is None else _whole(name, value, least=_LEAST[name])
-            for name, value in given.items()
-        }
-        self.seed: int | None = whole["seed"]  # type: ignore[assignment]
-        self.block, self.window = _sizes(dataset, whole["block"], whole["window"])
-        self._num_replicas, self._rank = whole["num_replicas"], whole["rank"]
+        self.seed = _whole_or_none("seed", seed, least=-(2**63))  # type: ignore[assignment]
+        block, window = _whole_or_none("block", block), _whole_or_none("window", window)
+        self.block, self.window = _sizes(dataset, block, window)
+        self._num_replicas = _whole_or_none("num_replicas", num_replicas)
+        self._rank = _whole_or_none("rank", rank, least=0)
         self._check_rank(self._rank or 0, num_replicas)
 
     @property
@@ -181,28 +176,29 @@ class BlockShuffle(DistributedSampler[int]):
         seed = self.seed
         if seed is None:
             seed = 0 if of > 1 else int(torch.empty((), dtype=torch.int64).random_().item())
-        share = self.num_samples
-        runs = _runs(len(self.dataset), self.block, _bits(seed, epoch, 0, _ORDER))
-        runs = _part(runs, len(self.dataset), rank * share, (rank + 1) * share)
-        moved = _moved(runs, self.block, self.window, _bits(seed, epoch, rank, _MOVES))
-        return self._yielded(runs, moved)
+        blocks = _shuffled(-(-len(self.dataset) // self.block), _bits(seed, epoch, 0, _ORDER))
+        rows = (blocks[:, None] * self.block + np.arange(self.block)).ravel()
+        rows = rows[rows < len(self.dataset)]
+        share = np.arange(rank * self.num_samples, (rank + 1) * self.num_samples)
+        rows = rows.take(share, mode="wrap")  # repeats the first rows to make the shares equal
+        moved = rows[_moves(len(rows), self.window, _bits(seed, epoch, rank, _MOVES))]
+        return self._yielded(rows, moved)
 
-    def _yielded(self, runs: _Runs, moved: Iterator[Rows]) -> Iterator[int]:
-        """Yield the rows one by one, and request blocks from the disk before they are due."""
+    def _yielded(self, rows: Rows, moved: Rows) -> Iterator[int]:
+        """Yield ``moved`` one by one, and request rows from the disk before they are due."""
         chunk = max(_LEAST_CHUNK, min(self.block, _MOST_CHUNK))
         ahead = None
         if isinstance(self.dataset, ReadAhead):
-            ahead = _Ahead(self.dataset, runs, self.window, chunk)
-        for rows in moved:
-            for at in range(0, len(rows), chunk):
-                some = rows[at : at + chunk].tolist()
-                if ahead is None:
-                    yield from some
-                    continue
-                ahead.request()
-                begin = time.perf_counter()
+            ahead = _Ahead(self.dataset, rows, self.block, self.window, chunk)
+        for at in range(0, len(moved), chunk):
+            some = moved[at : at + chunk].tolist()
+            if ahead is None:
                 yield from some
-                ahead.count(len(some), time.perf_counter() - begin)
+                continue
+            ahead.request(at)
+            begin = time.perf_counter()
+            yield from some
+            ahead.seconds += time.perf_counter() - begin
 
     def _check_rank(self, rank: int, of: int | None) -> None:
         if of is not None and not 0 <= rank < of:
@@ -218,94 +214,56 @@ class BlockShuffle(DistributedSampler[int]):
         )
 
 
-class _Runs(NamedTuple):
-    """Runs of consecutive rows in the order of the epoch: the first row and the length of each."""
-
-    starts: Rows
-    lengths: Rows
-
-
 class _Ahead:
-    """Request blocks before they are due, far enough ahead to keep a disk busy."""
+    """Request rows before they are due, far enough ahead to keep a disk busy.
 
-    def __init__(self, file: ReadAhead, runs: _Runs, window: int, chunk: int) -> None:
-        self._file = file
+    Args:
+        file: where they are read from.
+        rows: in the order in which their blocks are due.
+        block, window, chunk: rows: of a block, of a window, and between two requests.
+
+    Attributes:
+        seconds: what the consumer has taken for its rows so far.
+    """
+
+    def __init__(self, file: ReadAhead, rows: Rows, block: int, window: int, chunk: int) -> None:
+        self.seconds = 0.0
+        self._file, self._rows = file, rows
+        starts = np.flatnonzero((np.diff(rows, prepend=-2) != 1) | (rows % block == 0))
+        self._begins = np.append(starts, len(rows))
         self._row_bytes = max(1.0, file.row_bytes)
-        self._runs = runs
-        self._begins = np.cumsum(runs.lengths) - runs.lengths
-        total = int(runs.lengths.sum())
-        self._half = total if window >= total else -(-window // 2)
+        self._half = len(rows) if window >= len(rows) else -(-window // 2)
         ahead = min(max(window * self._row_bytes / 4, _LEAST_AHEAD), _MOST_AHEAD)
         self._reach = self._half + int(ahead / self._row_bytes) + chunk
-        self._next = self._yielded = 0
-        self._seconds = 0.0
+        self._next = 0
 
-    def count(self, rows: int, seconds: float) -> None:
-        """Count rows that were yielded, and the time that the consumer took for them."""
-        self._yielded += rows
-        self._seconds += seconds
-
-    def request(self) -> None:
-        """Request the blocks that are due soon."""
-        if self._yielded * self._row_bytes > _MOST_AHEAD + self._seconds * _FASTEST:
+    def request(self, yielded: int) -> None:
+        """Request the blocks that are due soon after so many rows."""
+        if yielded * self._row_bytes > _MOST_AHEAD + self.seconds * _FASTEST:
             return  # the epoch is being listed, not read
-        begins, (starts, lengths) = self._begins, self._runs
-        last = int(np.searchsorted(begins, self._yielded + self._reach))
+        begins = self._begins
+        last = min(int(np.searchsorted(begins, yielded + self._reach)), len(begins) - 1)
         # After a pause, skip the blocks whose rows were yielded already.
-        first = int(np.searchsorted(begins, self._yielded - self._half, side="right")) - 1
-        for run in range(max(self._next, first), last):
-            self._file.will_read(int(starts[run]), int(starts[run] + lengths[run]))
+        first = int(np.searchsorted(begins, yielded - self._half, side="right")) - 1
+        for begin, end in pairwise(begins[max(self._next, first) : last + 1].tolist()):
+            self._file.will_read(int(self._rows[begin]), int(self._rows[end - 1]) + 1)
         self._next = max(self._next, last)
 
 
-def _runs(rows: int, block: int, random: np.random.Philox) -> _Runs:
-    """Divide ``rows`` rows into blocks, and shuffle the blocks."""
-    starts = _shuffled(-(-rows // block), random) * block
-    return _Runs(starts, np.minimum(block, rows - starts))
+def _moves(count: int, window: int, random: np.random.Philox) -> Rows:
+    """Return the order of ``count`` rows, each at most half a window from its place.
 
-
-def _part(runs: _Runs, rows: int, first: int, last: int) -> _Runs:
-    """Return places ``first`` to ``last - 1`` of the order, which repeats from its beginning."""
-    times = -(-last // max(rows, 1))
-    starts, lengths = np.tile(runs.starts, times), np.tile(runs.lengths, times)
-    begins = np.cumsum(lengths) - lengths
-    low, high = np.clip(first - begins, 0, lengths), np.clip(last - begins, 0, lengths)
-    has_some = low < high
-    return _Runs((starts + low)[has_some], (high - low)[has_some])
-
-
-def _moved(runs: _Runs, block: int, window: int, random: np.random.Philox) -> Iterator[Rows]:
-    """Yield the rows of the runs in pieces, each row at most half a window from its place.
-
-    Row number i of the order is due at i + 1/2 + (u - 1/2) * window, with u uniform in [0, 1).
-    Times before the beginning or after the end are reflected there, so that rows are due at a
-    constant rate.
+    Row number i is due at i + 1/2 + (u - 1/2) * window, with u uniform in [0, 1). Times before the
+    beginning or after the end are reflected there, so that rows are due at a constant rate.
     """
-    total = int(runs.lengths.sum())
-    full = window >= total
-    step = total if full else max(block, window // 8, _LEAST_CHUNK)
-    ends = np.cumsum(runs.lengths)
-    due, waiting = np.zeros(0), np.zeros(0, np.int64)
-    run = place = 0
-    while place < total:
-        stop = int(np.searchsorted(ends, min(place + step, total))) + 1
-        starts, lengths = runs.starts[run:stop], runs.lengths[run:stop]
-        count = int(lengths.sum())
-        within = np.arange(count) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        rows = np.repeat(starts, lengths) + within
-        # Raw bits and IEEE products are the same on any machine and with any NumPy.
-        even = (random.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        if full:
-            moments = even * total
-        else:
-            moments = np.abs(np.arange(place, place + count) + 0.5 + (even - 0.5) * window)
-            moments = np.where(moments > total, 2.0 * total - moments, moments)
-        due, waiting = np.concatenate([due, moments]), np.concatenate([waiting, rows])
-        run, place = stop, place + count
-        # Rows of later blocks are due no earlier than this.
-        now = due < (np.inf if place == total else place - window / 2)
-        yield waiting[now][np.argsort(due[now], kind="stable")]
-        due, waiting = due[~now], waiting[~now]
+    # Raw bits and IEEE products are the same on any machine and with any NumPy.
+    even = (random.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    if window >= count:
+        due = even * count
+    else:
+        due = np.abs(np.arange(count) + 0.5 + (even - 0.5) * window)
+        due = np.where(due > count, 2.0 * count - due, due)
+    return np.argsort(due, kind="stable")
 
 
 def _shuffled(count: int, random: np.random.Philox) -> Rows:
@@ -357,3 +315,7 @@ def _whole(name: str, value: Any, *, least: int) -> int:
     raise OptionError(
         f"BlockShuffle({name}={value!r}): must be an integer from {least} to 2**63 - 1"
     )
+
+
+def _whole_or_none(name: str, value: Any, *, least: int = 1) -> int | None:
+    return None if value is None else _whole(name, value, least=least)

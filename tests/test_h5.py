@@ -15,6 +15,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from backends.h5 import H5
+from backends.h5.batches import LeafBatches, proved
 from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
@@ -322,7 +323,7 @@ def turned_somehow(image):
          r"turned_somehow at .*\[1\] is not supported for a whole batch: it is code of your"),
         ([v1.RandomCrop(4), np.asarray], "code of your own"),
         ([v1.ColorJitter(0.4), v1.RandomCrop(9), v1.PILToTensor()],
-         "ColorJitter .*is not supported for a whole batch: only torchvision's crops"),
+         "ColorJitter .*is not supported for a whole batch: only CenterCrop"),
     ],
 )  # fmt: skip
 def test_another_tail_runs_sample_by_sample(caches, chain, why):
@@ -333,6 +334,22 @@ def test_another_tail_runs_sample_by_sample(caches, chain, why):
     (told,) = [line for line in str(plain.explain()).splitlines() if "made one by one" in line]
     assert re.search(why, told)
     assert_same(list(loader), list(DataLoader(dataset, 4, seed=3, collate_fn=list)))
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize(("mode", "sizes"), [("RGB", THREE), ("1", ONE), ("LA", ONE)])
+@pytest.mark.parametrize("lib", [v1, v2])
+def test_floats_of_images_that_are_made_one_by_one(caches, lib, mode, sizes, seed):
+    """Without a seed torch's own generator is drawn from, as under stock."""
+    end = ENDS["normal" if mode == "RGB" else "floats"](lib)
+    dataset = Images(lib.RandomResizedCrop(9), *end, module=lib, mode=mode, sizes=sizes)
+    ours, wanted = (
+        epoch(DataLoader(dataset, 5, seed=seed, backend=backend))
+        for backend in (H5(caches(dataset, "raw")), "stock")
+    )
+    assert_same(ours, wanted)
+    batches = proved(LeafBatches, H5(caches(dataset, "raw")).cached(DataLoader(dataset)))
+    assert isinstance(batches, LeafBatches)
 
 
 @pytest.mark.parametrize("seed", [None, 1])

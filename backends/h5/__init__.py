@@ -2,12 +2,13 @@
 
 dataset ──precompute──> train.h5 ──map──> rows ──┬──> raw images, crops and flips: whole batches
                                                  │    from the map into the batch, by a few threads
-                                                 └──> anything else: sample by sample, as stock
+                                                 └──> anything else: sample by sample, as stock;
+                                                      its floats are still made a batch at once
 
 session.py   the cache in place of the dataset   batches.py    whole batches, proved to be torch's
-columns.py   numbers and tensors gathered        images.py     images copied, and made floats
+columns.py   numbers and tensors gathered        images.py     windows of images copied
 windows.py   crops and flips as windows          draws.py      torch's random numbers for a batch
-threads.py   a batch shared among threads
+floats.py    bytes made floats                   threads.py    a batch shared among threads
 
 Order and workers are torch's: stock iterates the loader, with the cache in place of the dataset.
 """
@@ -45,8 +46,9 @@ from dataloaders.plan import Plan
 from dataloaders.specification import iterates_itself
 from dataloaders.tuning.learned import cache_folder
 
+from .batches import Batches, proved
 from .images import obstacle_in
-from .session import H5Session, whole_batches
+from .session import H5Session
 
 __all__ = ["H5"]
 
@@ -235,7 +237,7 @@ class H5(Backend):
         """Say why batches of the existing cache are not made at once; None: they are."""
         with warnings.catch_warnings(), suppress(CacheError, Unobserved):  # iter() raises these
             warnings.simplefilter("ignore")
-            batches = whole_batches(self.cached(loader), loader)
+            batches = proved(Batches, self.cached(loader))
             return batches if isinstance(batches, str) else None
         return None
 

@@ -7,35 +7,42 @@
 
 The batch equals ``default_collate([cached[row] for row in rows])``. Before any batch is made this
 way, this is proved on rows of the same cache, with torchvision's own random numbers.
+
+Images whose tail does something else, such as RandomResizedCrop, are made sample by sample up to
+their bytes (`Leaves`), and become floats a batch at once (`LeafBatches`).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from dataloaders.batches.collation import collates_as_torch
 from dataloaders.batches.memory import HostPool
-from dataloaders.batches.tree import Batch, same_bits
+from dataloaders.batches.tree import Batch
 from dataloaders.batches.whole import SeededRows, WholeBatches
 from dataloaders.cache import CachedDataset
 from dataloaders.cache.read.files import Column
 from dataloaders.cache.sample.sample import join
+from dataloaders.recording.worker import equal
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
 from dataloaders.seeding.states import random_states_kept
+from dataloaders.transforms.read import Kind, read
 
-from .columns import Rows, Values
+from .columns import Rows, Values, empty
 from .draws import Draws, FreeDraws
+from .floats import UpToBytes
 from .images import KINDS, images_of
 from .threads import Threads
-from .windows import NotThisBatch
+from .windows import NotThisBatch, Obstacle
 
-__all__ = ["Batches", "batches_of", "is_proved"]
+__all__ = ["Batches", "LeafBatches", "Leaves", "proved"]
 
 _Leaf: TypeAlias = Callable[[Rows], Any]
 """Makes the batch of one column."""
@@ -44,35 +51,67 @@ _PROVED_ROWS = 4
 _GATHERED = ("int", "float", "bool", "tensor", "array", "scalar")
 
 
-class Batches(WholeBatches):
-    """Makes batches of one cache. Created by `batches_of`, once in each process that uses it.
+class _Batches:
+    """What both ways of making batches of a cache have in common.
 
     Args:
-        leaves: what makes the batch of each column.
+        cached: the cache, with its live transforms.
         threads: how many at most make a batch, as in `Threads`.
         puts_off: whether images that end as floats are returned as bytes, in a `Trailing`.
 
     Attributes:
-        cached: the cache, whose tails are part of the batches.
+        cached: as given.
     """
 
     def __init__(
-        self, cached: CachedDataset, leaves: list[_Leaf], threads: int | None, puts_off: bool
+        self, cached: CachedDataset, threads: int | None = None, puts_off: bool = False
     ) -> None:
+        if cached.transform is not None:
+            raise Obstacle("the cache is given a transform of whole samples")
+        if not len(cached) or cached.index.structure is None:
+            raise Obstacle("the cache has no rows")
         self.cached = cached
-        self._leaves = leaves
-        self._options = threads, puts_off
-        self._pool = HostPool()
-        self._threads = Threads(threads)
+        self.tails = dict(cached.calls)
+        if len(self.tails) != len(cached.calls):
+            raise Obstacle("a leaf has two tails")
+        self._most_threads, self._puts_off = threads, puts_off
+        self._pool, self._threads = HostPool(), Threads(threads)
+
+    def begin(self, seed: int) -> None:
+        """Begin an epoch with this seed."""
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.close()
+
+    def joined(self, columns: list[Any]) -> Batch:
+        """Return the batch whose leaves are these, as default_collate nests it."""
+        structure = self.cached.index.structure
+        assert structure is not None
+        # default_collate makes lists of plain tuples.
+        return join(structure, columns, self.cached.namedtuples, tuples=list)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A spawned worker maps the file itself: a mapping would be pickled as a copy.
+        return type(self), (self.cached, self._most_threads, self._puts_off)
+
+
+class Batches(_Batches, WholeBatches):
+    """A collate_fn that makes batches of rows; raises `Obstacle` if that cannot be done."""
+
+    def __init__(
+        self, cached: CachedDataset, threads: int | None = None, puts_off: bool = False
+    ) -> None:
+        super().__init__(cached, threads, puts_off)
+        self._leaves = [
+            _leaf_of(column, self.tails.get(number), cached)
+            for number, column in enumerate(cached.readers)
+        ]
         self._seed = self._count = 0
 
     def begin(self, seed: int) -> None:
         """Begin an epoch with this seed."""
         self._seed, self._count = seed, 0
-
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.close()
 
     def __call__(self, rows: Any) -> Batch:
         """Return the batch of these rows, as in `WholeBatches`."""
@@ -83,8 +122,7 @@ class Batches(WholeBatches):
         worker: Any = get_worker_info()
         seed = self._seed if worker is None else int(worker.seed)
         self._count += 1
-        key = np.array([seed & (2**64 - 1), self._count], np.uint64)
-        batch = self.of(rows, FreeDraws(len(rows), np.random.Generator(np.random.Philox(key=key))))
+        batch = self.of(rows, FreeDraws(len(rows), (seed & (2**64 - 1), self._count)))
         return default_collate([self.cached[row] for row in rows]) if batch is None else batch
 
     def of(self, rows: Sequence[Any], draws: Draws) -> Batch | None:
@@ -105,69 +143,30 @@ class Batches(WholeBatches):
         if numbers.min() < 0 or numbers.max() >= len(self.cached):
             return None
         self.cached.about_to_read(numbers.tolist())
-        puts_off = self._options[1]
-        task = Rows(numbers.astype(np.int64), draws, self._pool, self._threads, puts_off)
+        task = Rows(numbers.astype(np.int64), draws, self._pool, self._threads, self._puts_off)
         try:
-            parts = [leaf(task) for leaf in self._leaves]
+            return self.joined([leaf(task) for leaf in self._leaves])
         except NotThisBatch:
             return None
-        structure = self.cached.index.structure
-        assert structure is not None
-        # default_collate makes lists of plain tuples.
-        return join(structure, parts, self.cached.namedtuples, tuples=list)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A spawned worker maps the file itself: a mapping would be pickled as a copy.
-        return _made, (self.cached, *self._options)
+    def seeded(self, rows: Sequence[int], words: Any) -> Batch | None:
+        """Return the batch of these rows, with the random numbers that ``words`` seed."""
+        return self.of(rows, Draws(words))
 
 
-def batches_of(
-    cached: CachedDataset,
-    prove: Callable[[CachedDataset], bool] | None = None,
-    threads: int | None = None,
-    puts_off: bool = False,
-) -> Batches | str:
-    """Return what makes whole batches of ``cached``; or say in a few words why nothing does.
-
-    Args:
-        cached: the cache, with its live transforms.
-        prove: says whether such batches equal torch's; None: `is_proved`, on this thread.
-        threads, puts_off: see `Batches`.
-    """
-    batches = _made(cached, threads, puts_off)
-    if isinstance(batches, str):
-        return batches
-    proved = (prove or is_proved)(cached)
-    return batches if proved else "its batches differ from those of default_collate"
-
-
-def _made(
-    cached: CachedDataset, threads: int | None = None, puts_off: bool = False
-) -> Batches | str:
-    if cached.transform is not None:
-        return "the cache is given a transform of whole samples"
-    if not len(cached) or cached.index.structure is None:
-        return "the cache has no rows"
-    tails = dict(cached.calls)
-    if len(tails) != len(cached.calls):
-        return "a leaf has two tails"
-    leaves: list[_Leaf] = []
-    for number, column in enumerate(cached.readers):
-        made = _leaf_of(column, tails.get(number))
-        if isinstance(made, str):
-            return f"column {column.entry.name!r}: {made}"
-        leaves.append(made)
-    return Batches(cached, leaves, threads, puts_off)
-
-
-def _leaf_of(column: Column, tail: Any) -> _Leaf | str:
+def _leaf_of(column: Column, tail: Any, cached: CachedDataset) -> _Leaf:
     entry = column.entry
     (kind, dimensions), *others = entry.variants
-    if tail is not None:
-        if others or kind not in KINDS or dimensions != 3:
-            return f"its tail works on {', '.join(kind for kind, _ in entry.variants)}"
-        return images_of(column, tail)
-    is_plain = entry.fixed and entry.packing is None and not entry.dtype.startswith(">")
+    try:
+        if tail is not None:
+            if others or kind not in KINDS or dimensions != 3:
+                raise Obstacle(f"its tail works on {', '.join(kind for kind, _ in entry.variants)}")
+            return images_of(column, tail)
+    except Obstacle as error:
+        raise Obstacle(f"column {entry.name!r}: {error}") from error
+    # Only the parts of a cache know whether they are compressed; version 3 does not say it either.
+    may_be_compressed = cached.index.fingerprint.get("compress", "") is not None
+    is_plain = entry.fixed and not may_be_compressed and not entry.dtype.startswith(">")
     if not others and is_plain and kind.partition(":")[0] in _GATHERED:
         return Values(column)
 
@@ -181,46 +180,112 @@ def _leaf_of(column: Column, tail: Any) -> _Leaf | str:
     return collated
 
 
-def is_proved(cached: CachedDataset) -> bool:
+class Leaves(Dataset[list[Any]]):
+    """The samples of a cache as lists of their leaves, images up to their bytes.
+
+    Attributes:
+        dataset: the cache itself, for `ShowsDataset`.
+    """
+
+    def __init__(self, batches: LeafBatches) -> None:
+        self.dataset = batches.cached
+        self._rows = copy.copy(batches.cached)
+        self._rows.calls = list(batches.tails.items())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: Any) -> list[Any]:
+        return self._rows.leaves([row])[0]
+
+    def __getitems__(self, rows: Sequence[Any]) -> list[list[Any]]:
+        return self._rows.leaves(rows)
+
+
+class LeafBatches(_Batches):
+    """A collate_fn of `Leaves`; raises `Obstacle` if no images become floats of bytes."""
+
+    def __init__(
+        self, cached: CachedDataset, threads: int | None = None, puts_off: bool = False
+    ) -> None:
+        super().__init__(cached, threads, puts_off)
+        if not collates_as_torch():
+            raise Obstacle("default_collate has been changed")
+        members = [member for tail in self.tails.values() for member in read(tail)]
+        if any(member.kind is Kind.OPAQUE for member in members):
+            raise Obstacle("no proof runs code of the user's in this process")
+        ends = {number: UpToBytes(tail) for number, tail in self.tails.items()}
+        self._ends = {number: end for number, end in ends.items() if end.has_floats}
+        if not self._ends:
+            raise Obstacle("no tail makes floats of bytes")
+        self.tails |= self._ends
+
+    def __call__(self, samples: list[list[Any]]) -> Batch:
+        """Return the batch of these samples."""
+        columns = []
+        for number, leaves in enumerate(map(list, zip(*samples, strict=True))):
+            end = self._ends.get(number)
+            columns.append(
+                default_collate(leaves)
+                if end is None
+                else end.collate(leaves, self._empty, self._threads, self._puts_off)
+            )
+        return self.joined(columns)
+
+    def seeded(self, rows: Sequence[int], words: Any) -> Batch:
+        """Return the batch of these rows, with the random numbers that ``words`` seed."""
+        return self(_seeded(Leaves(self), rows, words))
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return empty(self._pool, shape, dtype)
+
+
+_Any = TypeVar("_Any", Batches, LeafBatches)
+
+
+def proved(
+    kind: type[_Any], cached: CachedDataset, threads: int | None = None, puts_off: bool = False
+) -> _Any | str:
+    """Return what makes batches of ``cached`` in this way; or say in a few words why it does not.
+
+    It is compared with torch first.
+    """
+    try:
+        batches = kind(cached, threads, puts_off)
+    except Obstacle as error:
+        return str(error)
+    with random_states_kept(cuda=False):
+        if _is_proved(cached, kind(cached).seeded):  # which puts nothing off
+            return batches
+    return "its batches differ from those of default_collate"
+
+
+def _is_proved(cached: CachedDataset, make: Callable[[Sequence[int], Any], Batch | None]) -> bool:
     """Return whether batches of one row and of several equal torch's, with equal random numbers.
 
-    Reads a few rows both ways, with their live transforms, which may be user code. Restores the
-    states of all generators.
+    Reads a few rows both ways, with their live transforms, which are torchvision's.
     """
-    batches = _made(cached)
-    if isinstance(batches, str):
-        return False
     spread = [int(row) for row in np.linspace(0, len(cached) - 1, _PROVED_ROWS)]
     proved = False
     for seed, rows in enumerate([*([row] for row in spread), spread]):
         seeding = words(seed, 0, np.arange(len(rows)))
-        with random_states_kept(cuda=False):
-            try:
-                pairs = zip(rows, seeding.tolist(), strict=True)
-                torchs: Any = default_collate([_seeded(cached, *each) for each in pairs])
-            except Exception:  # such rows are left to default_collate, which raises
-                torchs = None
-        made = batches.of(rows, Draws(seeding))
+        torchs = made = None
+        try:
+            torchs = default_collate(_seeded(cached, rows, seeding))
+            made = make(rows, seeding)
+        except Exception:  # default_collate raises it again
+            pass
         if torchs is None and made is None:
             continue
-        if made is None or not _same(made, torchs):
+        if made is None or not equal(made, torchs, strides=False):
             return False
         proved = True
     return proved
 
 
-def _seeded(cached: CachedDataset, row: int, words: list[int]) -> Any:
-    seed_generators((words[0], words[1], words[2], words[3]))
-    return cached[row]
-
-
-def _same(made: Any, torchs: Any) -> bool:
-    if type(made) is not type(torchs):
-        return False
-    if isinstance(torchs, torch.Tensor):
-        return same_bits(made, torchs)
-    if isinstance(torchs, dict):
-        return list(made) == list(torchs) and all(_same(made[key], torchs[key]) for key in torchs)
-    if isinstance(torchs, (list, tuple)):
-        return len(made) == len(torchs) and all(map(_same, made, torchs))
-    return bool(made == torchs)
+def _seeded(dataset: Any, rows: Sequence[int], words: Any) -> list[Any]:
+    samples = []
+    for row, (a, b, c, d) in zip(rows, words.tolist(), strict=True):
+        seed_generators((a, b, c, d))
+        samples.append(dataset[row])
+    return samples

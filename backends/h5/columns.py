@@ -65,12 +65,17 @@ class Rows:
         return views
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return memory for a column: shared in a worker, else from the pool if it is large."""
-        nbytes = math.prod(shape) * dtype.itemsize
-        if get_worker_info() is not None:
-            storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
-            return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
-        return self.pool.empty(shape, dtype)
+        """Return memory for a column."""
+        return empty(self.pool, shape, dtype)
+
+
+def empty(pool: HostPool, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return memory for a column: shared in a worker, else from the pool if it is large."""
+    if get_worker_info() is None:
+        return pool.empty(shape, dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
 
 
 class Values:
@@ -84,7 +89,7 @@ class Values:
         self._dtype = np.dtype(np.uint8) if self._is_bool else dtype
         self._shape = entry.shape or ()
         self._is_bfloat16 = entry.variants[0][0] == "tensor:bfloat16"
-        self._arrays: dict[int, npt.NDArray[Any] | None] = {}
+        self._arrays: dict[int, npt.NDArray[Any]] = {}
 
     def __call__(self, rows: Rows) -> torch.Tensor:
         """Return the values of these rows."""
@@ -94,14 +99,7 @@ class Values:
         values = out.numpy()
         for part, places in groups(parts):
             array, own = self._array(part), numbers[places]
-            if array is None:
-                column = self._column.of(part)
-                # In the order of the file, so that each compressed piece is decoded once.
-                for number, place in sorted(zip(own.tolist(), places.tolist(), strict=True)):
-                    view = column.view(number)
-                    assert view is not None  # the rows of such a column are of one kind
-                    values[place] = view.view(self._dtype)
-            elif len(own) < len(numbers):
+            if len(own) < len(numbers):
                 values[places] = array[own]
             else:  # not to be clipped, but another mode would buffer what it writes
                 np.take(array, own, axis=0, out=values, mode="clip")
@@ -109,14 +107,10 @@ class Values:
             return out != 0
         return out.view(torch.bfloat16) if self._is_bfloat16 else out
 
-    def _array(self, part: int) -> npt.NDArray[Any] | None:
-        """Return the rows of this part; None if the part has them compressed or ragged."""
+    def _array(self, part: int) -> npt.NDArray[Any]:
+        """Return the rows of this part."""
         if part not in self._arrays:
-            column = self._column.of(part)
-            if column.entry.packing is not None or not column.entry.fixed:
-                self._arrays[part] = None
-            else:
-                values = column.values.view(self._dtype)  # a bool may be any byte
-                # Columns of a few bytes may be unaligned: copying them is cheap.
-                self._arrays[part] = values if values.flags.aligned else values.copy()
+            values = self._column.of(part).values.view(self._dtype)  # a bool may be any byte
+            # Columns of a few bytes may be unaligned: copying them is cheap.
+            self._arrays[part] = values if values.flags.aligned else values.copy()
         return self._arrays[part]

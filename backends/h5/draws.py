@@ -22,7 +22,7 @@ __all__ = ["Draws", "FreeDraws"]
 _Words: TypeAlias = npt.NDArray[np.uint32]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 
-_AT_ONCE = 64  # words of a stream that are made at a time
+_AT_ONCE = 64  # words of each stream that are made at a time
 
 
 class Draws:
@@ -37,13 +37,12 @@ class Draws:
 
     def __init__(self, words: npt.ArrayLike) -> None:
         self._seeds = np.asarray(words, np.uint64).reshape(-1, 4)[:, 0]
-        self._rows = np.arange(len(self._seeds))
-        self._window = np.empty((len(self._seeds), 0), np.uint32)
+        self._known = np.empty((len(self._seeds), 0), np.uint32)
         self._position = np.zeros(len(self._seeds), np.int64)
 
     def rand(self) -> npt.NDArray[np.float32]:
         """Return float32 [n] in [0, 1): ``torch.rand(1)``."""
-        values = (self._words(True) & np.uint32(0xFFFFFF)).astype(np.float32)
+        values = (self._next(True) & np.uint32(0xFFFFFF)).astype(np.float32)
         return np.asarray(values * np.float32(2.0**-24), np.float32)
 
     def below(self, probability: float) -> _Mask:
@@ -56,44 +55,43 @@ class Draws:
         ``high`` is [n], at most 2**24, where all versions of torch agree. Samples that get 0 draw
         nothing.
         """
-        drawn = self._words(where).astype(np.int64) % np.maximum(high, 1)
+        drawn = self._next(where).astype(np.int64) % np.maximum(high, 1)
         return np.where(where, drawn, 0)
 
-    def _words(self, where: _Mask | bool) -> _Words:
-        known = self._window.shape[1]
-        if self._position.max(initial=0) >= known:
-            self._window = np.concatenate([self._window, self._following(known)], axis=1)
-        words: _Words = self._window[self._rows, self._position]
+    def _next(self, where: _Mask | bool) -> _Words:
+        """Return the next word of each stream; streams that are not ``where`` stay there."""
+        if self._position.max(initial=0) >= self._known.shape[1]:
+            self._known = self._streams(self._known.shape[1] + _AT_ONCE)
+        words: _Words = self._known[np.arange(len(self._seeds)), self._position]
         self._position = self._position + where
         return words
 
-    def _following(self, begin: int) -> _Words:
-        """Return the words from number ``begin`` on of all streams, uint32 [n, `_AT_ONCE`]."""
+    def _streams(self, length: int) -> _Words:
+        """Return the first ``length`` words of all streams, uint32 [n, length]."""
         bits = _TWISTER.bits
-        found = np.empty((len(self._seeds), _AT_ONCE), np.uint32)
-        for row, seed in zip(found, self._seeds.tolist(), strict=True):
+        made = np.empty((len(self._seeds), length), np.uint32)
+        for row, seed in zip(made, self._seeds.tolist(), strict=True):
             bits._legacy_seeding(seed)
-            if begin:
-                bits.random_raw(begin, output=False)
-            row[:] = bits.random_raw(_AT_ONCE)
-        return found
+            row[:] = bits.random_raw(length)
+        return made
 
 
 class FreeDraws(Draws):
-    """Numbers of the same distributions from one generator, for samples without seeds.
+    """Numbers of the same distributions, for samples without seeds.
 
     Args:
         samples: how many.
-        generator: all of them draw from it.
+        key: seeds the one generator that all of them draw from: two integers below 2**64.
     """
 
-    def __init__(self, samples: int, generator: np.random.Generator) -> None:
+    def __init__(self, samples: int, key: tuple[int, int]) -> None:
         super().__init__(np.zeros((samples, 4), np.uint64))
-        self._generator = generator
+        self._key = np.array(key, np.uint64)
 
-    def _following(self, begin: int) -> _Words:
-        shape = (len(self._seeds), _AT_ONCE)
-        return self._generator.integers(0, 2**32, shape, np.uint32)
+    def _streams(self, length: int) -> _Words:
+        generator = np.random.Generator(np.random.Philox(key=self._key))
+        words: _Words = generator.integers(0, 2**32, (length, len(self._seeds)), np.uint32).T
+        return words
 
 
 class _Twister(threading.local):

@@ -19,21 +19,17 @@ import numpy.typing as npt
 import torch
 
 from dataloaders.cache.read.files import Column
-from dataloaders.recording.tail import Step as TailStep
 from dataloaders.recording.tail import Trailing
-from dataloaders.replaying.pointwise import Tails
 from dataloaders.replaying.ways import Arithmetic, Way
-from dataloaders.transforms.read import CONVERTERS, Member, is_pointwise, read, trailing
+from dataloaders.transforms.read import CONVERTERS, is_pointwise, read, trailing
 
 from .columns import Rows
-from .windows import NotThisBatch, Step, Windows, steps_of
+from .floats import MODES, Floats
+from .windows import NotThisBatch, Obstacle, Step, Windows, steps_of
 
 __all__ = ["KINDS", "Images", "images_of", "obstacle_in"]
 
-KINDS = (
-    *("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr"),
-    *("tensor:uint8", "tv_tensor:Image:uint8"),
-)
+KINDS = (*(f"image:{mode}" for mode in MODES), "tensor:uint8", "tv_tensor:Image:uint8")
 """Kinds of leaves whose values are bytes [C, H, W], and that torch stacks to plain tensors."""
 
 _AT_ONCE = 1 << 18  # values that become floats together: 1 MiB
@@ -45,18 +41,24 @@ _Moved = tuple[_Image, int, int, bool, bool]
 
 def obstacle_in(tail: Any) -> str | None:
     """Say which member of ``tail`` cannot be done to a whole batch, and why; None: all can."""
-    found = _read(tail)
-    return found if isinstance(found, str) else None
+    try:
+        _read(tail)
+    except Obstacle as error:
+        return str(error)
+    return None
 
 
-def images_of(column: Column, tail: Any) -> Images | str:
-    """Return what makes batches of a column of images with this tail; or say why nothing does."""
-    found = _read(tail)
-    return found if isinstance(found, str) else Images(column, *found)
+def images_of(column: Column, tail: Any) -> Images:
+    """Return what makes batches of a column of images with this tail.
+
+    Raises:
+        Obstacle: a member of ``tail`` cannot be done to a whole batch.
+    """
+    return Images(column, *_read(tail))
 
 
-def _read(tail: Any) -> tuple[list[Step], _Floats | None] | str:
-    """Return the crops and flips of ``tail``, and what makes floats; or say why that is not known.
+def _read(tail: Any) -> tuple[list[Step], Floats | None]:
+    """Return the crops and flips of ``tail``, and what makes floats.
 
     Bytes are moved first and become floats last, in whatever order the tail has it. Only a crop
     after Normalize would differ: its border around the image is of zeros.
@@ -64,62 +66,20 @@ def _read(tail: Any) -> tuple[list[Step], _Floats | None] | str:
     members = read(tail)
     run = trailing([member for member in members if is_pointwise(member)])
     steps = steps_of([member for member in members if not (run and is_pointwise(member))])
-    if isinstance(steps, str):
-        return steps
     names = [member.torchvision for member in members]
     if run and "Normalize" in names:
         crops = [name for name in names[names.index("Normalize") :] if name and "Crop" in name]
         if crops:
-            return f"{crops[0]} comes after Normalize"
+            raise Obstacle(f"{crops[0]} comes after Normalize")
     if not run and not any(name in CONVERTERS for name in names):
-        return "its tail makes no tensors of images"
-    return steps, _Floats(run) if run else None
-
-
-class _Floats:
-    """Makes floats of bytes, as ``run`` does, which is from `trailing`.
-
-    Attributes:
-        steps: the members of ``run``, as a recording has them.
-    """
-
-    def __init__(self, run: Sequence[Member]) -> None:
-        self.steps: tuple[TailStep, ...] = ()
-        for member in run:
-            if member.torchvision not in CONVERTERS:
-                self.steps += (_step(member, self.steps),)
-        self._tails = Tails()
-
-    def way(self, channels: int) -> tuple[Way, torch.dtype]:
-        """Return how the floats of images of so many channels are made, and their dtype.
-
-        Raises:
-            Exception: torchvision would raise for such images, or they get more channels.
-        """
-        tail = self._tails.of(self.steps, channels)
-        if tail.channels != channels:
-            raise ValueError(f"{channels} channels become {tail.channels}")
-        return tail.way(torch.device("cpu")), tail.dtype
-
-
-def _step(member: Member, before: tuple[TailStep, ...]) -> TailStep:
-    transform: Any = member.transform
-    name, v2 = member.torchvision, ".v2" in type(transform).__module__
-    if name == "Normalize":
-        numbers = ("mean", transform.mean), ("std", transform.std)
-        op = "v2.normalize" if v2 else "v1t.normalize"
-        return TailStep(op, (), numbers, before[-1].dtype, "Tensor")
-    if name == "ToTensor" or not v2:
-        dtype = torch.get_default_dtype() if name == "ToTensor" else transform.dtype
-        return TailStep("v1t.convert_image_dtype", (dtype,), (), dtype, "Tensor")
-    scale = getattr(transform, "scale", True)
-    return TailStep("v2.to_dtype", (transform.dtype, scale), (), transform.dtype, "Tensor")
+        raise Obstacle("its tail makes no tensors of images")
+    return steps, Floats(run) if run else None
 
 
 class Images:
     """Makes batches [N, C, H, W] of a column of images, by ``steps`` and then ``floats``."""
 
-    def __init__(self, column: Column, steps: Sequence[Step], floats: _Floats | None) -> None:
+    def __init__(self, column: Column, steps: Sequence[Step], floats: Floats | None) -> None:
         self._column = column
         self._steps = steps
         self._floats = floats

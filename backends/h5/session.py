@@ -28,14 +28,12 @@ from dataloaders.cache import CachedDataset
 from dataloaders.cache.sample.cut import equal_state
 from dataloaders.cache.sample.sample import Classes, namedtuples_in
 from dataloaders.errors import CacheError
-from dataloaders.observing import Unobserved, observe
-from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import state_of, view_of
 from dataloaders.transforms.find import find_chains
 
-from .batches import Batches, batches_of, is_proved
+from .batches import Batches, LeafBatches, Leaves, proved
 
-__all__ = ["H5Session", "whole_batches"]
+__all__ = ["H5Session"]
 
 Open = Callable[[Specification], CachedDataset]
 
@@ -65,7 +63,7 @@ class H5Session(Session):
         self._snapshot: tuple[Any, list[Any]] = None, []
         self._view: Specification | None = None
         self._changed: dict[str, Any] = {}
-        self._collated: Batches | None = None
+        self._collated: Batches | LeafBatches | None = None
         self._inner: Session | None = None
 
     def epoch(self) -> Iterator[Batch]:
@@ -121,18 +119,19 @@ class H5Session(Session):
         return self._inner
 
     def _changes(self, loader: Specification, cached: CachedDataset) -> dict[str, Any]:
-        plain = {"dataset": cached}
         if loader.collate_fn is not default_collate or loader.batch_sampler is None:
-            return plain
-        batches = whole_batches(cached, loader, self._threads, self._puts_off)
+            return {"dataset": cached}
+        options = self._threads, self._puts_off
+        dataset: Any = RowNumbers(cached)
+        batches: Batches | LeafBatches | str = proved(Batches, cached, *options)
         if isinstance(batches, str):
-            return plain
+            batches = proved(LeafBatches, cached, *options)
+            if isinstance(batches, str):
+                return {"dataset": cached}
+            dataset = Leaves(batches)
         self._collated = batches
-        return {
-            "dataset": RowNumbers(cached),
-            "collate_fn": self._collated,
-            "worker_init_fn": ShowsDataset(loader.worker_init_fn),
-        }
+        init = ShowsDataset(loader.worker_init_fn)
+        return {"dataset": dataset, "collate_fn": batches, "worker_init_fn": init}
 
 
 def _snapshot(dataset: Any) -> tuple[Any, list[Any]]:
@@ -145,29 +144,6 @@ def _snapshot(dataset: Any) -> tuple[Any, list[Any]]:
     transforms = [member.transform for member in members]
     states = [equal_state(each.transform) for each in members if each.torchvision is not None]
     return (len(dataset), states, list(map(id, transforms))), transforms
-
-
-def whole_batches(
-    cached: CachedDataset,
-    loader: Specification,
-    threads: int | None = None,
-    puts_off: bool = False,
-) -> Batches | str:
-    """Return what makes whole batches of ``cached``, if they equal torch's; or say why not.
-
-    The proof runs in this process if it runs no code of the user's, else in a worker of ``loader``.
-    """
-
-    def is_equal(cache: CachedDataset) -> bool:
-        if cache.runs_only_torchvision:
-            with random_states_kept(cuda=False):
-                return is_proved(cache)
-        try:
-            return observe(view_of(loader, dataset=cache), is_proved)
-        except Unobserved:
-            return False
-
-    return batches_of(cached, is_equal, threads, puts_off)
 
 
 def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:

@@ -20,9 +20,13 @@ from dataloaders.transforms.read import CONVERTERS, Member
 
 from .draws import Draws
 
-__all__ = ["NotThisBatch", "Step", "Windows", "steps_of"]
+__all__ = ["NotThisBatch", "Obstacle", "Step", "Windows", "steps_of"]
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+class Obstacle(Exception):
+    """Batches cannot be made in this way; the message says why in a few words."""
 
 
 class NotThisBatch(Exception):
@@ -68,36 +72,31 @@ Step: TypeAlias = Callable[[Draws, Windows], None]
 """One crop or flip of all windows; NotThisBatch: torchvision would raise for one of the images."""
 
 
-def steps_of(members: Sequence[Member]) -> list[Step] | str:
-    """Return ``members`` as steps, or say which one cannot be a step and why.
+def steps_of(members: Sequence[Member]) -> list[Step]:
+    """Return ``members`` as steps, without those that only change the type of an image.
 
-    Members that only change the type of an image are left out.
+    Raises:
+        Obstacle: one of them cannot be a step.
     """
-    steps: list[Step] = []
-    for member in members:
-        if member.torchvision in CONVERTERS:
-            continue
-        step = _step_of(member)
-        if isinstance(step, str):
-            return f"{member} is not supported for a whole batch: {step}"
-        steps.append(step)
-    return steps
+    return [_step_of(member) for member in members if member.torchvision not in CONVERTERS]
 
 
-def _step_of(member: Member) -> Step | str:
+def _step_of(member: Member) -> Step:
     if member.torchvision is None:
-        return "it is code of your own"
-    make = _STEPS.get(member.torchvision)
-    if make is None:
-        return "only torchvision's crops and flips are"
-    if torch.get_default_dtype() is not torch.float32:
-        return "torch.set_default_dtype() makes torchvision draw other numbers"
-    if torch.get_default_device().type != "cpu":
-        return "torch.set_default_device() makes torchvision draw from that device's generator"
-    try:
-        return make(member.transform, ".v2" in type(member.transform).__module__)
-    except (TypeError, ValueError) as error:
-        return f"not with its options ({error})"
+        why = "it is code of your own"
+    elif member.torchvision not in _STEPS:
+        why = f"only {', '.join(_STEPS)} are, and what makes tensors or floats"
+    elif torch.get_default_dtype() is not torch.float32:
+        why = "torch.set_default_dtype() makes torchvision draw other numbers"
+    elif torch.get_default_device().type != "cpu":
+        why = "torch.set_default_device() makes torchvision draw from that device's generator"
+    else:
+        try:
+            is_v2 = ".v2" in type(member.transform).__module__
+            return _STEPS[member.torchvision](member.transform, is_v2)
+        except (TypeError, ValueError) as error:
+            why = f"not with its options ({error})"
+    raise Obstacle(f"{member} is not supported for a whole batch: {why}")
 
 
 def _center_crop(transform: Any, v2: bool) -> Step:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,6 @@ from dataloaders.cache.sample.sample import Classes, join, leaf_paths
 from dataloaders.errors import CacheError
 from dataloaders.machine.page_cache import DiskWatch, will_read
 from dataloaders.options import option
-from dataloaders.transforms.read import Kind, read
 
 Tail = tuple[tuple[Any, ...], Callable[[Any], Any]]
 """The keys to a leaf, and the function that is called on it."""
@@ -157,19 +156,20 @@ class CachedDataset(Dataset[Any]):
             return self.__getitems__(range(*row.indices(self.index.rows)))
         part, own = self._files.locate(self._row(row))
         self._files.refuse_cut_short((part,))
-        return self._sample([reader.leaf(own) for reader in self._files.readers(part)])
+        leaves = [reader.leaf(own) for reader in self._files.readers(part)]
+        return self._joined(self._finished(leaves))
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
         """Return the samples of these rows, in this order."""
+        return [self._joined(leaves) for leaves in self.leaves(rows)]
+
+    def leaves(self, rows: Sequence[Any]) -> list[list[Any]]:
+        """Return the leaves of each of these samples, after their tails."""
         found = [self._row(row) for row in rows]
         self.about_to_read(found)
         columns = [column.leaves(found) for column in self.readers]
         rows_of_leaves = zip(*columns, strict=True) if columns else [()] * len(found)
-        return [self._sample(list(leaves)) for leaves in rows_of_leaves]
-
-    def __iter__(self) -> Iterator[Any]:
-        for row in range(self.index.rows):
-            yield self[row]
+        return [self._finished(list(leaves)) for leaves in rows_of_leaves]
 
     def _row(self, row: Any) -> int:
         try:
@@ -183,9 +183,12 @@ class CachedDataset(Dataset[Any]):
             raise IndexError(f"row {found} of a cache of {rows} rows")
         return found + rows if found < 0 else found
 
-    def _sample(self, leaves: list[Any]) -> Any:
+    def _finished(self, leaves: list[Any]) -> list[Any]:
         for number, call in self.calls:
             leaves[number] = call(leaves[number])
+        return leaves
+
+    def _joined(self, leaves: list[Any]) -> Any:
         structure = self.index.structure
         sample = None if structure is None else join(structure, leaves, self.namedtuples)
         return sample if self.transform is None else self.transform(sample)
@@ -222,13 +225,6 @@ class CachedDataset(Dataset[Any]):
     def row_bytes(self) -> float:
         """The bytes of a row on the disk, on average: those of all files, by rows."""
         return self.index.all_bytes / self.index.rows if self.index.rows else 0
-
-    @property
-    def runs_only_torchvision(self) -> bool:
-        """Whether samples are made without code of the user's."""
-        return self.transform is None and not any(
-            member.kind is Kind.OPAQUE for _, call in self.tails for member in read(call)
-        )
 
     @property
     def shards(self) -> tuple[Path, ...]:

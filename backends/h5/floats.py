@@ -1,0 +1,116 @@
+"""Make the floats of a batch of images at once: ToTensor, ToDtype and Normalize at a tail's end.
+
+images of bytes [N, C, H, W] ──Floats.fill──> floats, equal to torchvision's to the bit
+leaf ──UpToBytes──> an image of bytes, for tails that draw what h5 does not draw itself
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from dataloaders.recording.tail import Step, Trailing
+from dataloaders.replaying.pointwise import Tails
+from dataloaders.replaying.ways import Way
+from dataloaders.transforms.read import CONVERTERS, Member, Run, read, trailing
+
+from .threads import Threads
+
+__all__ = ["MODES", "Empty", "Floats", "UpToBytes"]
+
+MODES = ("L", "RGB", "RGBA", "CMYK", "YCbCr")
+"""Modes of PIL images whose planes ToTensor and ToImage take as they are."""
+
+Empty = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+"""Returns memory of this shape and dtype."""
+
+
+class Floats:
+    """Makes floats of bytes, as ``run`` does, which is from `trailing`.
+
+    Attributes:
+        steps: the members of ``run``, as a recording has them.
+    """
+
+    def __init__(self, run: Sequence[Member]) -> None:
+        self.steps: tuple[Step, ...] = ()
+        for member in run:
+            if member.torchvision not in CONVERTERS:
+                self.steps += (_step(member, self.steps),)
+        self._tails = Tails()
+
+    def way(self, channels: int) -> tuple[Way, torch.dtype]:
+        """Return how the floats of images of so many channels are made, and their dtype.
+
+        Raises:
+            Exception: torchvision would raise for such images, or they get more channels.
+        """
+        tail = self._tails.of(self.steps, channels)
+        if tail.channels != channels:
+            raise ValueError(f"{channels} channels become {tail.channels}")
+        return tail.way(torch.device("cpu")), tail.dtype
+
+
+def _step(member: Member, before: tuple[Step, ...]) -> Step:
+    transform: Any = member.transform
+    name, v2 = member.torchvision, ".v2" in type(transform).__module__
+    if name == "Normalize":
+        numbers = ("mean", transform.mean), ("std", transform.std)
+        return Step(
+            "v2.normalize" if v2 else "v1t.normalize", (), numbers, before[-1].dtype, "Tensor"
+        )
+    if name == "ToTensor" or not v2:
+        dtype = torch.get_default_dtype() if name == "ToTensor" else transform.dtype
+        return Step("v1t.convert_image_dtype", (dtype,), (), dtype, "Tensor")
+    scale = getattr(transform, "scale", True)
+    return Step("v2.to_dtype", (transform.dtype, scale), (), transform.dtype, "Tensor")
+
+
+class UpToBytes:
+    """A tail up to the members that make floats of bytes: these are done to whole batches.
+
+    Where its images are not of bytes, it does all of the tail.
+    """
+
+    def __init__(self, tail: Any) -> None:
+        members = read(tail)
+        run = trailing(members)
+        self.has_floats = bool(run)
+        self._first = Run(member.transform for member in members[: len(members) - len(run)])
+        self._last = Run(member.transform for member in run)
+        self._floats = Floats(run)
+
+    def __call__(self, leaf: Any) -> Any:
+        """Return the bytes of an image, uint8 [C, H, W]; the floats if there are none."""
+        image = self._first(leaf)
+        if isinstance(image, torch.Tensor):
+            is_bytes = image.dtype is torch.uint8 and image.ndim == 3
+            return image.as_subclass(torch.Tensor) if is_bytes else self._last(image)
+        if getattr(image, "mode", None) not in MODES:
+            return self._last(image)
+        return torch.from_numpy(np.array(image)).view(*image.size[::-1], -1).permute(2, 0, 1)
+
+    def collate(self, images: list[Any], empty: Empty, threads: Threads, puts_off: bool) -> Any:
+        """Return the batch of what calls returned; if ``puts_off``, of bytes as a `Trailing`."""
+        are_bytes = [each.dtype is torch.uint8 for each in images]
+        try:
+            way, dtype = self._floats.way(len(images[0]))
+        except Exception:  # torchvision raises its own for the sample, or makes more channels
+            are_bytes[0] = False
+        if not all(are_bytes):
+            finish = [self._last(each) if each.dtype is torch.uint8 else each for each in images]
+            return default_collate(finish)
+        pixels = default_collate(images)
+        if puts_off:
+            return Trailing(pixels, self._floats.steps)
+        floats = empty(pixels.shape, dtype)
+        threads.split(
+            len(floats),
+            floats.nbytes,
+            lambda begin, end: way.run(pixels[begin:end], floats[begin:end]),
+        )
+        return floats
