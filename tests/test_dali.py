@@ -36,7 +36,8 @@ from helpers.recorded import equal, path
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
-from backends.dali import Dali, explain, numbers
+from backends import dali
+from backends.dali import Dali, explain
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 FLOATS = v1.ToTensor(), v1.Normalize(MEAN, STD)
@@ -439,12 +440,12 @@ def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain):
         assert off.mean() < 0.05 * (wanted.double().max() - wanted.double().min())
 
 
-def test_a_gpu_has_at_most_8_threads(tmp_path, monkeypatch):
+def test_a_gpu_has_at_most_8_threads(monkeypatch):
     """Each holds memory of the device for each graph."""
     loader = DataLoader([torch.zeros(3)], backend="dali")
-    monkeypatch.setattr(numbers, "usable_cores", lambda: 96)
-    assert numbers.numbers_of(Dali(), loader) == (32, 3, True)
-    assert numbers.numbers_of(Dali(threads=2, depth=4), loader) == (2, 4, False)
-    monkeypatch.setattr(numbers, "device_of", lambda name: torch.device("cuda:0"))
-    assert numbers.numbers_of(Dali(), loader) == (8, 4, True)
-    assert numbers.numbers_of(Dali(threads=16), loader).threads == 16  # as the user says
+    monkeypatch.setattr(dali, "usable_cores", lambda: 96)
+    given = Dali(threads=16, depth=2)
+    for device, threads, depth in (("cpu", 32, 3), ("cuda:0", 8, 4)):
+        monkeypatch.setattr(dali, "device_of", lambda _, name=device: torch.device(name))
+        assert (Dali().threads_for(loader), Dali().depth_for(loader)) == (threads, depth)
+        assert (given.threads_for(loader), given.depth_for(loader)) == (16, 2)

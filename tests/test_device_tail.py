@@ -25,7 +25,7 @@ from backends.prefetch import Prefetch
 from backends.stock import Stock
 from dataloaders import DataLoader
 from dataloaders.errors import BackendUnavailable
-from dataloaders.replaying.ways import Arithmetic, Lookup, Table, every_byte, way_for
+from dataloaders.replaying.pointwise import Pointwise
 from helpers.codes import STACKED, Codes, padded
 from helpers.compare import assert_same, assert_same_epochs, run_epochs
 from helpers.pictures import noise
@@ -154,7 +154,6 @@ def test_every_sort_of_dataset():
         "named": lambda: Pictures(normalized(), lambda *own: Named(*plain(*own))),
         "generator": lambda: Pictures(normalized(), own_generator, rng=random.Random(4)),
         "function": lambda: Pictures(chain(*FLOATS, lambda image: image)),
-        "arithmetic": lambda: Pictures(normalized(), lambda *own: (plain(*own)[0] * 1.5, 0)),
         "modes": lambda: Pictures(None, of_modes),
     }
     check(lambda: StackDataset(**{name: make() for name, make in held.items()}))
@@ -264,11 +263,19 @@ def test_batches_of_other_sorts():
     [
         lambda: Pictures(normalized(), erasing),
         lambda: Pictures(normalized(), beside_others),
+        lambda: Pictures(normalized(), lambda *own: (plain(*own)[0], plain(*own)[0] * 1.5)),
         lambda: ConcatDataset([Pictures(normalized()), Pictures(None, arrays)]),
         lambda: Pictures(v1.ToTensor(), once(Image.new("I", (12, 10)))),
         lambda: Pictures(v1.ToTensor(), once(np.ones((10, 12, 3), np.float32))),
     ],
-    ids=["erased now and then", "beside others", "beside arrays", "ints", "floats"],
+    ids=[
+        "erased now and then",
+        "beside others",
+        "beside arithmetic",
+        "beside arrays",
+        "ints",
+        "floats",
+    ],
 )
 def test_floats_of_other_origin_stay_floats(make):
     check(make, whole=False, batch_size=1)
@@ -366,39 +373,23 @@ def test_a_batch_without_images_has_no_dtype():
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("first", ["div", "mul"])
-def test_both_ways_give_the_table(first, dtype, device):
-    """Every byte in every channel, in both layouts, in one piece and in several."""
-    table = table_of(first)
-    device = torch.empty(0, device=device).device
-    assert isinstance(way_for(table, dtype, device), Arithmetic)
-    for shape in ((), (2, 3), (40,)):
-        wanted = table.values.to(dtype).reshape(3, 16, 16).repeat(*shape, 1, 5, 3)
-        pixels = every_byte(3).repeat(*shape, 1, 5, 3).to(device)
-        for way in (Arithmetic(table.steps, device), Lookup(table.values.to(dtype), device)):
-            for each in (pixels, pixels.movedim(-3, -1).contiguous().movedim(-1, -3)):
-                out = torch.empty_like(each, dtype=dtype)
-                way.run(each, out)
-                assert_same(out.cpu().contiguous(), wanted)
-
-
-def table_of(first):
-    scale = v1.ToTensor() if first == "div" else BYTES2[1]
-    levels = every_byte(3)
-    made = scale(levels.permute(1, 2, 0).numpy() if first == "div" else levels)
-    values = FLOATS[1](made).reshape(-1, 256).contiguous()
-    by, mean, std = (
-        torch.tensor(numbers).reshape(-1, 1, 1)
-        for numbers in ([255.0 if first == "div" else 1 / 255], MEAN, STD)
-    )
-    return Table(values, ((first, by), ("sub", mean), ("div", std)))
-
-
-def test_arithmetic_is_used_only_where_it_equals_the_table():
-    table, other = table_of("div"), table_of("mul")
-    assert isinstance(way_for(Table(table.values, other.steps), F32, CPU), Lookup)
-    assert isinstance(way_for(Table(table.values.double(), table.steps), F32, CPU), Lookup)
+@pytest.mark.parametrize("asked", [None, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [F32, torch.float16, torch.float64])
+@pytest.mark.parametrize("lib", [v1, v2], ids=["v1", "v2"])
+def test_every_byte_in_every_channel_is_torchvisions(lib, dtype, asked, device):
+    """In both layouts, one image and several, in one piece and in several pieces."""
+    scale = lib.ConvertImageDtype(dtype) if lib is v1 else v2.ToDtype(dtype, scale=True)
+    chain = lib.Compose([scale, lib.Normalize(MEAN, STD)])
+    every = torch.arange(256, dtype=torch.uint8).view(1, 16, 16).repeat(3, 5, 3)
+    one = Pictures(chain, lambda own, index: own.transform(every), size=1)
+    (sent,) = recording(torch.utils.data.DataLoader(one, None), "tail")
+    tail = Pointwise(sent.steps, 3)
+    assert tail.dtype is dtype
+    for pixels in (every, every.repeat(2, 3, 1, 1, 1), every.repeat(40, 1, 1, 1)):
+        for each in (pixels, pixels.movedim(-3, -1).contiguous().movedim(-1, -3)):
+            out = torch.empty_like(each, dtype=asked or dtype, device=device)
+            tail(each.to(device), out)
+            assert_same(out.cpu().contiguous(), chain(pixels).to(asked or dtype))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

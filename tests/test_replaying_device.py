@@ -66,11 +66,7 @@ EXACT = {
 }
 ERASING = [v1.RandomErasing(0.7, value="random"), v1.RandomErasing(0.5, value=(0.1, 0.2, 0.3))]
 AFTER = {  # on floats, once ToDtype has made them
-    "jitter": v2.ColorJitter(0.9, 0.9, 0.9, 0.5),
-    "grey and flips": v2.Compose(
-        [v2.RandomGrayscale(), v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()]
-    ),
-    "blur": v2.RandomApply([v2.GaussianBlur(5)]),
+    "flips": v2.Compose([v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()]),
     "sharpness": v2.RandomAdjustSharpness(1.7),
 }
 
@@ -294,7 +290,7 @@ def test_nothing_waits_for_a_device(case, monkeypatch):
             assert images.dtype == torch.bfloat16
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert [(mask.device, mask.dtype) for mask in masks] == [(cuda, torch.int64)] * len(masks)
-        assert [copy for copy in waiting if "768" not in copy and "(3, 1, 1)" not in copy] == []
+        assert waiting == []
     host.close()
 
 
@@ -308,11 +304,8 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["bytes", "floats"])
-def test_colours_of_a_batch_are_done_together(name, replay):
-    jitter = v1.Compose([v1.RandomCrop(SIDE), colours, *NORMAL])
-    photos = Photos(FILES, jitter) if name == "bytes" else after("jitter")
-    _, recorded = both(photos)
+def test_colours_of_a_batch_are_done_together(replay):
+    _, recorded = both(Photos(FILES, v1.Compose([v1.RandomCrop(SIDE), colours, *NORMAL])))
     with Launches() as launches:
         replay.apply(recorded)
     assert launches.count < 12 * COUNT  # image by image there are 100 an image
@@ -363,33 +356,26 @@ def test_common_jpeg_files():
         assert not jpeg.is_common(bytes(each))
 
 
-def test_a_graph_has_bounded_pixels_in_flight(monkeypatch):
-    most, flying, seen = SIDE * SIDE * 8, [], []
-    release, feed = Pipeline.release_outputs, Pipeline.feed_input
+def test_a_run_of_a_graph_has_bounded_pixels_and_files(monkeypatch):
+    most, runs = SIDE * SIDE * 4, []
+    feed = Pipeline.feed_input
 
     def fed(self, name, given):
         if name == "files":
-            flying.append(sum(height * width for height, width in map(size_of, given)))
+            sizes = [Image.open(BytesIO(bytes(file))).size for file in given]
+            runs.append((len(sizes), sum(height * width for height, width in sizes)))
         return feed(self, name, given)
 
-    def size_of(file):
-        return Image.open(BytesIO(bytes(file))).size
-
-    def released(self):
-        seen.append((len(flying), sum(flying)))
-        del flying[0]
-        return release(self)
-
     monkeypatch.setattr(Pipeline, "feed_input", fed)
-    monkeypatch.setattr(Pipeline, "release_outputs", released)
-    for depth, runs in ((2, 2), (1, 1)):
-        seen.clear()
-        with closing(Graph(32, CPU, threads=1, depth=depth, most_pixels=most)) as graph:
+    for batch_size in (2, 32):
+        runs.clear()
+        with closing(Graph(batch_size, CPU, threads=1, most_pixels=most)) as graph:
             given, wanted = windows(FILES[:21])
             graph.decode(FILES[:21], given, out := torch.empty_like(wanted))
-            assert torch.equal(out, wanted)
-        assert max(count for count, _ in seen) == runs
-        assert max(pixels for _, pixels in seen) <= most
+        assert torch.equal(out, wanted)
+        assert sum(files for files, _ in runs) == 21
+        assert max(files for files, _ in runs) == min(batch_size, 3)
+        assert max(pixels for _, pixels in runs) <= most
 
 
 def windows(files):
@@ -428,7 +414,7 @@ def test_the_graph_of_a_device(engine):
     """Defined and not built: DALI checks names and arguments, and only its build needs a device."""
     from nvidia.dali.ops import gpu_ops, mixed_ops
 
-    pipeline = Graph(4, torch.device("cuda:1"), threads=3, depth=2, engine=engine).defined()
+    pipeline = Graph(4, torch.device("cuda:1"), threads=3, engine=engine).defined()
     pipeline._build_graph()
     assert (pipeline.device_id, pipeline.num_threads, pipeline.exec_dynamic) == (1, 3, True)
     assert pipeline.prefetch_queue_depth == 2

@@ -8,7 +8,6 @@ recorded, and how it is replayed, is in `dataloaders.recording` and `dataloaders
 
 replay.py   what the prefetch thread does      decode.py    windows of files, by nvImageCodec
 explain.py  one sample's record, as a plan     graph.py     decode, crop, resize, flip on a GPU
-numbers.py  threads and batches in flight
 """
 
 from __future__ import annotations
@@ -22,19 +21,24 @@ import torch
 from dataloaders import registry
 from dataloaders.backend import Backend, Session, Specification, check_images
 from dataloaders.errors import BackendUnavailable, OptionError
+from dataloaders.machine.resources import usable_cores
 from dataloaders.plan import Plan
+from dataloaders.specification import device_of
 
 from .needed import check_dali
 
 check_dali()
 
 from .explain import explained, obstacle_of  # noqa: E402 - after check_dali(), which says what is missing
-from .numbers import numbers_of  # noqa: E402
 from .replay import Replayed  # noqa: E402
 
 __all__ = ["Dali"]
 
 FAST = ("resize",)
+
+_MOST_THREADS = 32
+_MOST_BESIDE_A_GPU = 8
+"""Each thread of DALI's decoder holds 32 MiB of pinned and device memory for a graph."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +104,19 @@ class Dali(Backend):
         Reads one sample, in a process of its own.
         """
         try:
-            return explained(self, loader, numbers_of(self, loader))
+            return explained(self, loader)
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
+
+    def threads_for(self, loader: Specification) -> int:
+        """Return the number of threads that replay batches of ``loader``."""
+        if self.threads != "auto":
+            return self.threads
+        return min(usable_cores(), _MOST_BESIDE_A_GPU if _on_gpu(loader) else _MOST_THREADS)
+
+    def depth_for(self, loader: Specification) -> int:
+        """Return how many batches of ``loader`` are made ahead."""
+        return self.depth if self.depth != "auto" else 4 if _on_gpu(loader) else 3
 
     def takes_ahead(self, loader: Specification) -> bool:
         """Whether torch's workers run the dataset's code."""
@@ -113,8 +127,12 @@ class Dali(Backend):
         obstacle = obstacle_of(loader)
         if obstacle is not None:
             raise BackendUnavailable(str(Plan(self.name, obstacle=obstacle)))
-        numbers = numbers_of(self, loader)
         prefetch: type[Backend] = registry.load("prefetch")
-        replayed = Replayed(self, loader, numbers)
+        replayed = Replayed(self, loader)
         stock = registry.load("stock")(gather=False, view=replayed.recorded)  # type: ignore[call-arg]
-        return prefetch(inner=stock, ahead=numbers.depth, tail=replayed).open(loader)  # type: ignore[call-arg]
+        ahead = self.depth_for(loader)
+        return prefetch(inner=stock, ahead=ahead, tail=replayed).open(loader)  # type: ignore[call-arg]
+
+
+def _on_gpu(loader: Specification) -> bool:
+    return device_of(getattr(loader, "device", None)).type == "cuda"

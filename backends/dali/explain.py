@@ -12,15 +12,12 @@ from torch.utils.data import default_collate
 
 from dataloaders.backend import Specification
 from dataloaders.plan import Plan, Stage
-from dataloaders.recording.program import Node, RecordedBatch, ordered, unpack
+from dataloaders.recording.program import Node, RecordedBatch, ordered, unpack, wanted_of
 from dataloaders.replaying.device import made_on_device
-from dataloaders.replaying.evaluate import wanted_of
 from dataloaders.replaying.grouped import levels_off
 from dataloaders.replaying.host import HostReplay
 from dataloaders.replaying.proof import Proof, prove
 from dataloaders.specification import device_of, iterates_itself, sampling_of
-
-from .numbers import Numbers
 
 if TYPE_CHECKING:
     from . import Dali
@@ -84,7 +81,7 @@ def _calls(batch: Any) -> list[_Call]:
     """Return the steps of one sample of a recorded batch, in order."""
     if not isinstance(batch, RecordedBatch):
         return []
-    nodes, slots = unpack(batch)
+    nodes = unpack(batch)
     there = dict(zip(nodes, made_on_device(batch), strict=True))
     roots = [nodes[number] for number in wanted_of(batch.rest)]
     stacks = [node for node in nodes if node.op == "torch.stack"]
@@ -93,21 +90,21 @@ def _calls(batch: Any) -> list[_Call]:
     if not stacks and batch.again is not None and isinstance(batch.again.keys, list):
         roots = roots[: max(1, len(roots) // len(batch.again.keys))]
     return [
-        _Call(_call(node, slots), there[node], levels_off(node.op))
+        _Call(_call(node), there[node], levels_off(node.op))
         for node in ordered(roots)
         if node not in stacks
     ]
 
 
-def _call(node: Node, slots: Sequence[Any]) -> str:
+def _call(node: Node) -> str:
     args = list(map(repr, node.args))
     if not node.inputs:
-        args[0] = f"{len(slots[node.args[0]])} bytes"
+        args[0] = f"{len(node.args[0])} bytes"
     args += [f"{name}={value!r}" for name, value in node.kwargs]
     return f"{node.op}({', '.join(args)})"
 
 
-def explained(options: Dali, loader: Specification, numbers: Numbers) -> Plan:
+def explained(options: Dali, loader: Specification) -> Plan:
     """Return the plan of ``loader``, with one sample's record."""
     obstacle = obstacle_of(loader)
     if obstacle is not None:
@@ -125,9 +122,9 @@ def explained(options: Dali, loader: Specification, numbers: Numbers) -> Plan:
         Stage("sampler", "this process", sampling_of(loader)),
         Stage("fetch", where, code),
         Stage("collate", where, _collation(loader) + on),
-        *_replay(calls, options, device, numbers.threads),
+        *_replay(calls, options, device, options.threads_for(loader)),
     )
-    notes = tuple(_notes(loader, numbers, found, calls, device))
+    notes = tuple(_notes(options, loader, found, calls, device))
     return Plan(options.name, stages, str(device), notes=notes)
 
 
@@ -137,7 +134,7 @@ def _replay(
     stages: dict[tuple[str, bool], list[_Call]] = {}
     for call in recorded:
         op = call.text.partition("(")[0]
-        if op not in ("array", "pixels", "tensor"):
+        if op not in ("array", "tensor"):
             stage = "normalise" if op.startswith(_TENSORS) else "augment"
             stage = "decode" if op in ("open", "decode") else stage
             there = call.there and device.type == "cuda"
@@ -171,15 +168,16 @@ def _collation(loader: Specification) -> str:
 
 
 def _notes(
+    options: Dali,
     loader: Specification,
-    numbers: Numbers,
     found: Proof | str,
     calls: Sequence[_Call],
     device: torch.device,
 ) -> Iterator[str]:
-    yield f"up to {numbers.depth} batches are made ahead by a thread of this process"
-    if numbers.by_rule:
-        yield f"threads={numbers.threads}, depth={numbers.depth}: by a rule from this rank's cores"
+    depth = options.depth_for(loader)
+    yield f"up to {depth} batches are made ahead by a thread of this process"
+    if options.threads == "auto":
+        yield f"threads={options.threads_for(loader)}: by a rule from this rank's cores"
     unrecorded = obstacle_to_recording(found)
     if unrecorded is not None:
         yield f"the dataset's own code makes all pixels: {unrecorded}"

@@ -18,7 +18,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -31,15 +30,8 @@ from dataloaders.replaying import DecodeError
 
 Array = npt.NDArray[Any]
 
-_ARGUMENTS = {"start": 2, "shape": 2, "size": 2, "start2": 2, "shape2": 2, "flip": 2}
-"""Names and lengths of what is fed for each image, all int32 as (down, across)."""
-
-
-@dataclass
-class _Run:
-    files: list[Array]
-    first: int
-    pixels: int
+_ARGUMENTS = ("start", "shape", "size", "start2", "shape2", "flip")
+"""What is fed for each image, each int32 (down, across)."""
 
 
 class Graph:
@@ -49,11 +41,10 @@ class Graph:
         batch_size: the most files in a batch.
         device: where it decodes and works.
         threads: of DALI's own; each takes 16 MiB on a device, and as much pinned memory.
-        depth: the most runs at once.
         engine: the share of JPEG files that go to a device's hardware decoder. Between 0 and 1, a
             file's pixels depend on its place in the batch, since the engine decodes differently.
-        most_pixels: of the files, decoded whole, in all runs at once; 3 bytes each. A file alone
-            may have more.
+        most_pixels: of the files of one run, decoded whole; 3 bytes each. A file alone may have
+            more.
     """
 
     def __init__(
@@ -62,18 +53,16 @@ class Graph:
         device: torch.device,
         *,
         threads: int = 4,
-        depth: int = 2,
         engine: float = 1.0,
-        most_pixels: int = 1 << 29,
+        most_pixels: int = 1 << 28,
     ) -> None:
         self._batch_size = batch_size
         self._device = device
         self._threads = threads
-        self._depth = depth
         self._engine = engine
         self._most_pixels = most_pixels
         self._pipeline: Pipeline | None = None
-        self._copied: _Run | None = None
+        self._fed: deque[list[Array]] = deque(maxlen=2)  # a device may still be reading these
         self._lock = Lock()
         self._closed = False
         _ALIVE.add(self)
@@ -94,36 +83,39 @@ class Graph:
             RuntimeError: any other error of DALI's, such as a lack of memory.
         """
         values = [np.ascontiguousarray(pair) for pair in np.split(table[:, 2:], 6, 1)]
-        waiting, running = self._runs(files, table[:, :2].prod(1, np.int64)), deque[_Run]()
+        begin = 0
         with self._turn():
             try:
-                while waiting or running:
-                    while waiting and self._has_room(waiting[0], running):
-                        running.append(waiting.popleft())
-                        self._begin(running[-1], values)
-                    (made,) = self._pipeline.share_outputs(self._stream())  # type: ignore[union-attr]
-                    first = running[0].first
-                    self._copy(made, out[first : first + len(running[0].files)])
-                    self._pipeline.release_outputs()  # type: ignore[union-attr]
-                    self._copied = running.popleft()  # a device may still be reading its files
+                for begin, end in self._runs(table[:, :2].prod(1, np.int64).tolist()):
+                    some = [np.frombuffer(file, np.uint8) for file in files[begin:end]]
+                    self._run(some, [value[begin:end] for value in values], out[begin:end])
             except Exception as error:
                 self._pipeline = None  # DALI gives up after an error
-                raise _failure(error, running[0].first if running else 0) from None
+                raise _failure(error, begin) from None
 
-    def _runs(self, files: Sequence[Any], pixels: Array) -> deque[_Run]:
-        runs: deque[_Run] = deque()
-        for place, (file, size) in enumerate(zip(files, pixels.tolist(), strict=True)):
-            full = not runs or len(runs[-1].files) == self._batch_size
-            if full or runs[-1].pixels + size > self._most_pixels // self._depth:
-                runs.append(_Run([], place, 0))
-            runs[-1].files.append(np.frombuffer(file, np.uint8))
-            runs[-1].pixels += size
-        return runs
+    def _runs(self, pixels: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield where runs begin and end, of files with so many pixels."""
+        begin, total = 0, 0
+        for place, own in enumerate(pixels):
+            full = place - begin == self._batch_size or total + own > self._most_pixels
+            if full and place > begin:
+                yield begin, place
+                begin, total = place, 0
+            total += own
+        yield begin, len(pixels)
 
-    def _has_room(self, run: _Run, running: Sequence[_Run]) -> bool:
-        used = sum(each.pixels for each in running)
-        fits = len(running) < self._depth and used + run.pixels <= self._most_pixels
-        return fits or not running
+    def _run(self, files: list[Array], values: Sequence[Array], out: torch.Tensor) -> None:
+        if self._pipeline is None:
+            self._pipeline = self.defined()
+            self._pipeline.build()
+        self._fed.append(files)
+        self._pipeline.feed_input("files", files)
+        for name, value in zip(_ARGUMENTS, values, strict=True):
+            self._pipeline.feed_input(name, value)
+        self._pipeline.schedule_run()
+        (made,) = self._pipeline.share_outputs(self._stream())
+        self._copy(made, out)
+        self._pipeline.release_outputs()
 
     def _copy(self, made: Any, out: torch.Tensor) -> None:
         if made.shape() != [tuple(out.shape[1:])] * len(out):
@@ -139,7 +131,8 @@ class Graph:
         """End the pipeline and its threads."""
         with self._turn(closing=True):
             self._closed = True
-            self._pipeline = self._copied = None
+            self._pipeline = None
+            self._fed.clear()
 
     @contextmanager
     def _turn(self, closing: bool = False) -> Iterator[None]:
@@ -151,15 +144,6 @@ class Graph:
                 return
             with torch.cuda.device(self._device):
                 yield
-
-    def _begin(self, run: _Run, values: Sequence[Array]) -> None:
-        if self._pipeline is None:
-            self._pipeline = self.defined()
-            self._pipeline.build()
-        self._pipeline.feed_input("files", run.files)
-        for name, value in zip(_ARGUMENTS, values, strict=True):
-            self._pipeline.feed_input(name, value[run.first : run.first + len(run.files)])
-        self._pipeline.schedule_run()
 
     def _stream(self) -> Any:
         return torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
@@ -173,8 +157,8 @@ class Graph:
             device_id=(self._device.index or 0) if cuda else None,
             set_affinity=False,
             exec_dynamic=True,  # each output has memory of its own
-            exec_pipelined=False,  # else the first schedule_run() begins `depth` runs, fed or not
-            prefetch_queue_depth=self._depth,
+            exec_pipelined=False,  # else the first schedule_run() begins several runs, fed or not
+            prefetch_queue_depth=2,  # a device works on a run while the next one's files are read
         )
         with pipeline:
             files = fn.external_source(name="files", dtype=types.UINT8, ndim=1, no_copy=True)

@@ -31,7 +31,6 @@ from dataloaders.replaying.proof import Proof
 from dataloaders.specification import device_of, view_of
 
 from .explain import obstacle_to_recording, proof_of
-from .numbers import Numbers
 
 if TYPE_CHECKING:
     from . import Dali
@@ -52,9 +51,9 @@ class Unfinished:
 class Replayed(Remainder):
     """Decode and transform the images of recorded batches; one object serves one loader."""
 
-    def __init__(self, options: Dali, loader: Specification, numbers: Numbers) -> None:
+    def __init__(self, options: Dali, loader: Specification) -> None:
         self._options = options
-        self._threads = numbers.threads
+        self._threads = options.threads_for(loader)
         self._device = device_of(getattr(loader, "device", None))
         self._replay: Any = None
         self._lock = threading.Lock()

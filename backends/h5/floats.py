@@ -14,8 +14,7 @@ import torch
 from torch.utils.data import default_collate
 
 from dataloaders.recording.tail import Step, Trailing
-from dataloaders.replaying.pointwise import Tails
-from dataloaders.replaying.ways import Way
+from dataloaders.replaying.pointwise import Pointwise
 from dataloaders.transforms.read import CONVERTERS, Member, Run, read, trailing
 
 from .threads import Threads
@@ -41,18 +40,14 @@ class Floats:
         for member in run:
             if member.torchvision not in CONVERTERS:
                 self.steps += (_step(member, self.steps),)
-        self._tails = Tails()
 
-    def way(self, channels: int) -> tuple[Way, torch.dtype]:
-        """Return how the floats of images of so many channels are made, and their dtype.
+    def pointwise(self, channels: int) -> Pointwise:
+        """Return what makes the floats of images of so many channels.
 
         Raises:
-            Exception: torchvision would raise for such images, or they get more channels.
+            ValueError: torchvision would raise an error for such images.
         """
-        tail = self._tails.of(self.steps, channels)
-        if tail.channels != channels:
-            raise ValueError(f"{channels} channels become {tail.channels}")
-        return tail.way(torch.device("cpu")), tail.dtype
+        return Pointwise(self.steps, channels)
 
 
 def _step(member: Member, before: tuple[Step, ...]) -> Step:
@@ -98,8 +93,8 @@ class UpToBytes:
         """Return the batch of what calls returned; if ``puts_off``, of bytes as a `Trailing`."""
         are_bytes = [each.dtype is torch.uint8 for each in images]
         try:
-            way, dtype = self._floats.way(len(images[0]))
-        except Exception:  # torchvision raises its own for the sample, or makes more channels
+            pointwise = self._floats.pointwise(len(images[0]))
+        except ValueError:  # torchvision raises its own for the sample
             are_bytes[0] = False
         if not all(are_bytes):
             finish = [self._last(each) if each.dtype is torch.uint8 else each for each in images]
@@ -107,10 +102,10 @@ class UpToBytes:
         pixels = default_collate(images)
         if puts_off:
             return Trailing(pixels, self._floats.steps)
-        floats = empty(pixels.shape, dtype)
+        floats = empty(pixels.shape, pointwise.dtype)
         threads.split(
             len(floats),
             floats.nbytes,
-            lambda begin, end: way.run(pixels[begin:end], floats[begin:end]),
+            lambda begin, end: pointwise(pixels[begin:end], floats[begin:end]),
         )
         return floats

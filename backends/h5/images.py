@@ -20,7 +20,7 @@ import torch
 
 from dataloaders.cache.read.files import Column
 from dataloaders.recording.tail import Trailing
-from dataloaders.replaying.ways import Arithmetic, Way
+from dataloaders.replaying.pointwise import Pointwise
 from dataloaders.transforms.read import CONVERTERS, is_pointwise, read, trailing
 
 from .columns import Rows
@@ -57,7 +57,7 @@ def images_of(column: Column, tail: Any) -> Images:
     return Images(column, *_read(tail))
 
 
-def _read(tail: Any) -> tuple[list[Step], Floats | None]:
+def _read(tail: Any) -> tuple[list[Step], Floats]:
     """Return the crops and flips of ``tail``, and what makes floats.
 
     Bytes are moved first and become floats last, in whatever order the tail has it. Only a crop
@@ -73,13 +73,13 @@ def _read(tail: Any) -> tuple[list[Step], Floats | None]:
             raise Obstacle(f"{crops[0]} comes after Normalize")
     if not run and not any(name in CONVERTERS for name in names):
         raise Obstacle("its tail makes no tensors of images")
-    return steps, Floats(run) if run else None
+    return steps, Floats(run)
 
 
 class Images:
     """Makes batches [N, C, H, W] of a column of images, by ``steps`` and then ``floats``."""
 
-    def __init__(self, column: Column, steps: Sequence[Step], floats: Floats | None) -> None:
+    def __init__(self, column: Column, steps: Sequence[Step], floats: Floats) -> None:
         self._column = column
         self._steps = steps
         self._floats = floats
@@ -98,40 +98,32 @@ class Images:
         shape = channels, windows.height, windows.width
         if any((each != each[0]).any() for each in shape):
             raise NotThisBatch
-        way, dtype = None, torch.uint8
         try:
-            if self._floats is not None:
-                way, dtype = self._floats.way(int(channels[0]))
-        except Exception as error:  # torchvision raises its own for the sample
+            pointwise = self._floats.pointwise(int(channels[0]))
+        except ValueError as error:  # torchvision raises its own for the sample
             raise NotThisBatch from error
         if rows.puts_off:
-            way, dtype = None, torch.uint8
-        out = rows.empty((len(images), *(int(each[0]) for each in shape)), dtype)
+            pointwise = Pointwise((), int(channels[0]))
+        out = rows.empty((len(images), *(int(each[0]) for each in shape)), pointwise.dtype)
         arrays = windows.top, windows.left, windows.upside_down, windows.mirrored
         moved = list(zip(images, *(each.tolist() for each in arrays), strict=True))
         rows.threads.split(
             len(out),
             out.nbytes,
-            lambda begin, end: _fill(out[begin:end], moved[begin:end], way),
+            lambda begin, end: _fill(out[begin:end], moved[begin:end], pointwise),
         )
-        return Trailing(out, self._floats.steps) if rows.puts_off and self._floats else out
+        left = self._floats.steps
+        return Trailing(out, left) if rows.puts_off and left else out
 
 
-def _fill(out: torch.Tensor, moved: Sequence[_Moved], way: Way | None) -> None:
-    """Fill ``out`` with the windows, or with the floats that ``way`` makes of them."""
-    # Some are exact if bytes are copied to floats first, which needs no memory for the bytes.
-    in_place = way is None or (isinstance(way, Arithmetic) and out.dtype is torch.float32)
-    at_once = len(out) if way is None else max(1, _AT_ONCE // max(1, out[0].numel()))
-    pixels = out if in_place else torch.empty((at_once, *out.shape[1:]), dtype=torch.uint8)
+def _fill(out: torch.Tensor, moved: Sequence[_Moved], pointwise: Pointwise) -> None:
+    """Fill ``out`` with the windows, or with the floats that ``pointwise`` makes of them."""
+    at_once = max(1, _AT_ONCE // max(1, out[0].numel()))
     for begin in range(0, len(out), at_once):
         some = out[begin : begin + at_once]
-        places = some if in_place else pixels[: len(some)]
-        for place, each in zip(places.numpy(), moved[begin : begin + at_once], strict=True):
+        for place, each in zip(some.numpy(), moved[begin : begin + at_once], strict=True):
             _put(place, *each)
-        if isinstance(way, Arithmetic) and in_place:
-            way.finish(some)
-        elif way is not None:
-            way.run(places, some)
+        pointwise.finish(some)
 
 
 def _put(

@@ -17,7 +17,6 @@ import math
 import operator
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 from PIL import Image, ImageFile
@@ -60,7 +59,7 @@ def pose(image: Any) -> Any:
         and kind.__module__.startswith("PIL.")
         and state.get("fp") is not None
     ):
-        state.update(_node=None, _late=image.format not in _EARLY, _touched=False, _drafts=())
+        state.update(_node=None, _late=image.format not in _EARLY, _touched=False)
         image.__class__ = posing(Recorded, kind)
     return image
 
@@ -97,7 +96,7 @@ def _read(image: Any, state: dict[str, Any]) -> None:
         fp.close()
     what = program.Image(image.mode, image.size)
     format = "JPEG" if image.format == "MPO" else image.format  # whose plugin makes it an MPO
-    state["_node"] = Node("open", (), (data, format, *state["_drafts"]), (), what)
+    state["_node"] = Node("open", (), (data, format), (), what)
     # A TIFF looks for its EXIF there, when it is asked for.
     state.update(fp=io.BytesIO(data) if format == "TIFF" else None, tile=[])
     return None
@@ -114,7 +113,7 @@ def _complete(format: str, data: bytes) -> bool:
 def _restore(image: Any) -> None:
     """Make ``image`` Pillow's own again, as it was before ``pose``."""
     image.__class__ = posed(type(image))
-    for name in ("_node", "_late", "_touched", "_drafts"):
+    for name in ("_node", "_late", "_touched"):
         vars(image).pop(name, None)
 
 
@@ -125,13 +124,11 @@ def materialise(image: Any, why: str) -> Any:
             return image  # another thread did
         if (own := recorder()) is not None:
             own.looked(why)
-            if own.files and vars(image)["_node"] is None:
-                _restore(image)
-                return image
-        node = node_of(image)
-        if node is None:
-            return image  # Pillow itself loads it
         state = vars(image)
+        node = state["_node"]
+        if node is None:  # its file has not been read, which is left to Pillow
+            _restore(image)
+            return image
         try:
             (real,) = run_now([node])
         except AttributeError as error:  # which NumPy would take for an object without pixels
@@ -272,15 +269,8 @@ class Recorded:
         return materialise(self, "pickle or copy").__reduce_ex__(protocol)
 
     def draft(self, mode: Any, size: Any) -> Any:
-        """See Pillow; before the file is read."""
-        if files_only():
-            return materialise(self, "Image.draft").draft(mode, size)
-        if not isinstance(self, Recorded):
-            return self.draft(mode, size)  # a method that was taken before it became Pillow's
-        found = super().draft(mode, size)  # type: ignore[misc]
-        if found is not None:
-            vars(self)["_drafts"] += ((mode, tuple(size)),)
-        return found
+        """See Pillow: it changes how the file is decoded, if that has not been read."""
+        return materialise(self, "Image.draft").draft(mode, size)
 
     def seek(self, frame: int) -> None:
         """See Pillow."""
@@ -295,16 +285,6 @@ class Recorded:
     def putpalette(self, *args: Any, **kwargs: Any) -> None:
         """See Pillow, which changes the mode before it takes ``im``."""
         materialise(self, "Image.putpalette").putpalette(*args, **kwargs)
-
-    def thumbnail(self, *args: Any, **kwargs: Any) -> None:
-        """See Pillow, whose own code runs; the step of what it resizes becomes this image's."""
-        probe: Any = _Probe(self)
-        Image.Image.thumbnail(probe, *args, **kwargs)
-        made = probe.made
-        if isinstance(made, Recorded):
-            vars(self).update(_node=node_of(made), _mode=made.mode, _size=made.size)
-        elif made is not None:
-            materialise(self, "Image.thumbnail").thumbnail(*args, **kwargs)
 
     def convert(self, mode: Any = None, *args: Any, **kwargs: Any) -> Any:
         """See Pillow."""
@@ -386,22 +366,6 @@ def _convert(image: Any, mode: Any) -> Any:
     return (mode,), program.Image(mode, image.size)
 
 
-class _Probe:
-    """An image for Pillow's ``thumbnail``, which keeps what it resizes."""
-
-    made: Any = None
-
-    def __init__(self, image: Any) -> None:
-        self._image = image
-
-    def resize(self, *args: Any, **kwargs: Any) -> Any:
-        self.made = self._image.resize(*args, **kwargs)
-        return SimpleNamespace(im=self.made)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._image, name)
-
-
 class _Access:
     """What ``load()`` returns: pixel access that decodes first."""
 
@@ -409,16 +373,10 @@ class _Access:
         self._image = image
 
     def __getitem__(self, place: Any) -> Any:
-        return self._loaded()[place]
+        return materialise(self._image, "Image.load()[...]").load()[place]
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        self._loaded()[place] = value
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loaded(), name)
-
-    def _loaded(self) -> Any:
-        return materialise(self._image, "Image.load()[...]").load()
+        materialise(self._image, "Image.load()[...]").load()[place] = value
 
 
 @functools.cache

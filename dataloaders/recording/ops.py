@@ -19,9 +19,7 @@ from dataloaders.recording.program import Image, Input, Node, ordered
 
 
 def run(
-    wanted: Sequence[Node],
-    slots: Sequence[Any] | None = None,
-    known: Mapping[Node, Any] | None = None,
+    wanted: Sequence[Node], known: Mapping[Node, Any] | None = None, *, recording: bool = False
 ) -> list[Any]:
     """Return what the steps ``wanted`` make, exactly as the calls that were recorded.
 
@@ -29,25 +27,22 @@ def run(
 
     Args:
         wanted: steps.
-        slots: byte strings of the sources; None while recording, when sources hold them.
         known: values of steps that have been made elsewhere.
+        recording: whether the samples are still being recorded, so that later calls may need images
+            that are made now, and an opened image has the class of its plugin.
     """
     values: dict[Node, Any] = dict(known or {})
     order = ordered(wanted, dict.fromkeys(values, 0))
-    last: dict[Node, Node] = {each: node for node in order for each in node.inputs}
-    keep = set(wanted)
+    last = {each: node for node in order for each in node.inputs}
     with suspended():
         for node in order:
             if node in values:
                 continue
-            if node.value is not None:
-                values[node] = node.value
-                continue
-            values[node] = _made(node, values, slots, last, keep)
-            if slots is None and isinstance(node.what, Image) and node.uses > bool(node.inputs):
-                node.value = values[node]  # others need it, perhaps later
+            values[node] = _made(node, values, recording) if node.value is None else node.value
+            if recording and isinstance(node.what, Image) and node.uses > bool(node.inputs):
+                node.value = values[node]
             for each in node.inputs:
-                if last[each] is node and each not in keep:
+                if last[each] is node and each not in wanted:
                     values.pop(each, None)
     return [values[node] for node in wanted]
 
@@ -55,31 +50,21 @@ def run(
 def run_now(wanted: Sequence[Node]) -> list[Any]:
     """Return what `run` does, while recording; note a failure."""
     try:
-        return run(wanted)
+        return run(wanted, recording=True)
     except Exception:
         if (own := recorder()) is not None:
             own.failed = True
         raise
 
 
-def _made(
-    node: Node,
-    values: dict[Node, Any],
-    slots: Sequence[Any] | None,
-    last: dict[Node, Node],
-    keep: set[Node],
-) -> Any:
+def _made(node: Node, values: dict[Node, Any], recording: bool) -> Any:
     function = function_of(node.op)
     if not node.inputs:
-        data = node.args[0] if slots is None else slots[node.args[0]]
-        made = function(data, *node.args[1:])
-        # What travels is a copy of the opened image, which has Pillow's plain class.
-        return made if slots is None or node.op != "open" else made._new(made.im)
+        made = function(*node.args)
+        return made if recording or node.op != "open" else made._new(made.im)
     inputs = [values[each] for each in node.inputs]
     if writes(node.op):
-        first = node.inputs[0]
-        if first in keep or first.uses > 1 or first.op not in _FRESH:
-            inputs[0] = inputs[0].clone()
+        inputs[0] = inputs[0].clone()  # others may need what it was
     args = substituted(node.args, inputs)
     kwargs = {name: substituted(value, inputs) for name, value in node.kwargs}
     if node.op.startswith(("torch.", "tensor.")):
@@ -93,10 +78,6 @@ def substituted(value: Any, inputs: Sequence[Any]) -> Any:
     if type(value) is Input:
         return inputs[value.number]
     return map_inner(value, lambda each: substituted(each, inputs))
-
-
-_FRESH = {"torch.stack", "torch.cat", "torch.roll", "tensor.roll", "tensor.mul_", "tensor.mul"}
-"""Operations whose result shares memory with nothing else."""
 
 
 def writes(op: str) -> bool:
@@ -121,8 +102,8 @@ _MODULES = {
 def function_of(op: str) -> Any:
     """Return the function that does ``op``.
 
-    It takes the bytes, if the step is a source, or the first input; then the arguments, with
-    inputs in place. Steps of ``torch.`` and ``tensor.`` take the arguments only.
+    It takes the first input, if the step is no source, and then the arguments, with inputs in
+    place. Steps of ``torch.`` and ``tensor.`` take the arguments only.
     """
     kind, _, name = op.rpartition(".")
     if not kind:
@@ -146,14 +127,12 @@ def _attribute(module: str, *names: str) -> Any:
     return found
 
 
-def _open(data: Any, format: str, *drafts: Any) -> Any:
+def _open(data: Any, format: str) -> Any:
     from PIL import Image
 
     if format not in Image.OPEN:
         Image.init()
     image = Image.OPEN[format][0](io.BytesIO(data), "")
-    for mode, size in drafts:
-        image.draft(mode, size)
     image.load()
     return image
 
@@ -165,12 +144,6 @@ def _array(data: Any, shape: tuple[int, ...], typestr: str, mode: str) -> Any:
     # Without its mode: Pillow has deprecated that argument, and taken it back.
     image = Image.fromarray(array)
     return image if image.mode == mode else Image.frombytes(mode, image.size, bytes(data))
-
-
-def _pixels(data: Any, mode: str, size: tuple[int, int]) -> Any:
-    from PIL import Image
-
-    return Image.frombytes(mode, size, bytes(data))
 
 
 def _tensor(
@@ -205,7 +178,6 @@ DECODERS: dict[str, Any] = {}
 _OWN: dict[str, Callable[..., Any]] = {
     "open": _open,
     "array": _array,
-    "pixels": _pixels,
     "tensor": _tensor,
     "decode": _decode,
     "as_subclass": _as_subclass,

@@ -2,17 +2,17 @@
 
     Node        one step: an operation, the steps that it takes, arguments, what comes out
     pack()      a collated batch with stand-ins ──> RecordedBatch: one blob of bytes, builtins
-    unpack()    RecordedBatch ──> nodes, byte strings
+    unpack()    RecordedBatch ──> nodes
 
-Steps without inputs are sources, whose first argument is a slot, the number of a byte string:
+Steps without inputs are sources, whose first argument is a byte string; in a RecordedBatch it is a
+slot, the number of that byte string:
 
-    open(slot, format, (mode, size), ...)       an encoded file, as Pillow opens it; drafts
-    decode(slot, function, *args)               an encoded file, as ``torch.ops.image`` decodes it
-    array(slot, shape, typestr, mode)           NumPy's pixels, as ``Image.fromarray`` takes them
-    pixels(slot, mode, size)                    an image of Pillow's: ``tobytes()``
-    tensor(slot, shape, dtype, flavour, strides)    a dense tensor
+    open(bytes, format)                         an encoded file, as Pillow opens it
+    decode(bytes, function, *args)              an encoded file, as ``torch.ops.image`` decodes it
+    array(bytes, shape, typestr, mode)          NumPy's pixels, as ``Image.fromarray`` takes them
+    tensor(bytes, shape, dtype, flavour, strides)   a dense tensor
 
-While a sample is recorded, the bytes themselves stand where the slot will. Other operations:
+Other operations:
 
     pil.crop, pil.resize, ...                   methods of Pillow's Image
     enhance.Color, imageops.equalize, ...       ``ImageEnhance.Color(image).enhance(x)``, ImageOps
@@ -194,11 +194,28 @@ def pack(
     return RecordedBatch(blob, offsets, rows, rest, again)
 
 
-def unpack(batch: RecordedBatch) -> tuple[list[Node], list[memoryview]]:
-    """Return the steps of ``batch``, by number, and its byte strings: views of ``files``."""
+def unpack(batch: RecordedBatch) -> list[Node]:
+    """Return the steps of ``batch``, by number; byte strings are views of ``files``."""
+    memory = memoryview(batch.files.numpy())  # type: ignore[arg-type]
     nodes: list[Node] = []
     for op, inputs, args, kwargs, what in batch.program:
+        if not inputs:
+            begin, end = batch.offsets[args[0]]
+            args = (memory[begin:end], *args[1:])
         made = Image(*what) if isinstance(what[0], str) else Tensor(*what)
         nodes.append(Node(op, tuple([nodes[each] for each in inputs]), args, kwargs, made))
-    memory = memoryview(batch.files.numpy())  # type: ignore[arg-type]
-    return nodes, [memory[begin:end] for begin, end in batch.offsets]
+    return nodes
+
+
+def wanted_of(rest: Any) -> list[int]:
+    """Return the numbers of the steps that a batch refers to, each once."""
+    found: dict[int, None] = {}
+    put_back(rest, found.setdefault)
+    return list(found)
+
+
+def put_back(rest: Any, value_of: Callable[[int], Any]) -> Any:
+    """Return ``rest`` with each `Ref` replaced by ``value_of`` its number."""
+    if type(rest) is Ref:
+        return value_of(rest.number)
+    return map_children(rest, lambda child: put_back(child, value_of))

@@ -18,16 +18,22 @@ from dataloaders.recording import tensor
 from dataloaders.recording.context import recorder
 from dataloaders.recording.program import Input, Node
 
-POINTWISE = {
+_POINTWISE = {
     *("to_tensor", "pil_to_tensor", "as_subclass"),
     *("v1t.convert_image_dtype", "v1t.normalize", "v2.normalize", "v2.to_dtype"),
-    *(f"tensor.{name}" for name in ("bfloat16", "double", "float", "half")),
-    *(f"tensor.__{name}__" for name in ("add", "mul", "sub", "truediv")),
-    *(f"{home}.{name}" for home in ("tensor", "torch") for name in ("add", "div", "mul", "sub")),
 }
-"""Steps of one image and numbers, whose values depend on a byte and its channel only."""
-
 _FROM_INTEGERS = ("I", "I;16", "I;16B", "I;16L", "F")
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether ``node`` makes of bytes or floats values that depend on a byte and its channel only.
+
+    Once there are floats, their dtype stays.
+    """
+    if node.op not in _POINTWISE or len(node.inputs) != 1:
+        return False
+    before, after = getattr(node.inputs[0].what, "dtype", torch.uint8), node.what.dtype
+    return after is before or (before is torch.uint8 and after.is_floating_point)
 
 
 class Step(NamedTuple):
@@ -135,7 +141,7 @@ def obstacle(root: Node) -> str:
 def _chain(node: Node) -> tuple[Node, list[Step]]:
     """Return the first step before pointwise ones, and these."""
     steps: list[Step] = []
-    while node.op in POINTWISE and len(node.inputs) == 1:
+    while is_pointwise(node):
         steps.append(step_of(node))
         (node,) = node.inputs
     return node, steps[::-1]

@@ -2,13 +2,14 @@
 
     RecordedBatch ──plan──> heads ──decoder──> images ──steps──> bytes ──pointwise──> batch
 
-evaluate.py   the steps that a batch refers to, and the batch with their values in place
 plan.py       what can be made in bulk
 host.py       decode and finish a batch in threads of the CPU
 device.py     decode and finish a batch on a device; jpeg.py: of which files
-grouped.py    the steps of a batch by kind: which kernel does them
-kernels.py    Pillow's colour arithmetic and nearest warps on a whole batch; floats.py: of floats
-pointwise.py  ToTensor, Normalize and the like in one pass
+grouped.py    the table of calls: which kernel makes a call for all images at once
+kernels.py    Pillow's colours, blurs and nearest warps on a whole batch; floats.py: of floats
+pointwise.py  ToTensor, Normalize and the like in the last pass
+proof.py      whether recorded batches become the dataset's own
+tail.py       prefetch's part: only the last pass
 
 Decoders are given from outside: nothing here imports DALI.
 """

@@ -21,11 +21,18 @@ import torch
 from torch import Tensor
 
 from dataloaders.recording import program
-from dataloaders.recording.program import Node, RecordedBatch, ordered, unpack
+from dataloaders.recording.program import (
+    Node,
+    RecordedBatch,
+    ordered,
+    put_back,
+    unpack,
+    wanted_of,
+)
+from dataloaders.recording.tail import step_of
 
 from . import DecodeError
-from .evaluate import put_back, wanted_of
-from .grouped import OF_BYTES, OF_FLOATS, Kind, bytes_kinds, do, float_kinds
+from .grouped import Step, bytes_steps, do, float_steps
 from .host import HostReplay, made_of
 from .jpeg import is_common
 from .kernels import Array, upload
@@ -47,6 +54,8 @@ class _Group(NamedTuple):
         stacks: their rows, one stack after the other, are ``rows``.
         size: height and width.
         tail: the last pass.
+        dtype: of what it makes.
+        rows: of all the stacks.
         before: the steps before it, of the rows that the graph makes.
         after: those after it, of all rows.
         others: bytes of the rows that the CPU makes.
@@ -55,9 +64,10 @@ class _Group(NamedTuple):
     stacks: list[Stack]
     size: tuple[int, int]
     tail: Pointwise
+    dtype: torch.dtype
     rows: list[Row]
-    before: dict[int, list[Kind]]
-    after: list[list[Kind]]
+    before: dict[int, list[Step]]
+    after: list[list[Step]]
     others: dict[int, Tensor]
 
 
@@ -83,73 +93,75 @@ class DeviceReplay:
             ReplayError: some of its samples cannot be made of what was recorded.
         """
         host = self._host
-        nodes, slots = unpack(batch)
+        nodes = unpack(batch)
         numbers = wanted_of(batch.rest)
         wanted = [nodes[number] for number in numbers]
         stacks, apart = plan(wanted)
-        groups, left = self._groups(stacks, wanted, slots)
+        groups, left = self._groups(stacks, wanted)
         values: dict[Node, Any] = {}
-        begun = host.start_stacks(left, wanted, slots, values)
-        begun += host.start_values(apart, slots, values)
+        jobs = [*host.stacks(left, wanted, values), *host.values(apart, values)]
         for group in groups:
             rows = [(k, row) for k, row in enumerate(group.rows) if k not in group.before]
-            begun += host.start(rows, slots, group.others.__setitem__)
-        decoded = [self._decoded(group, slots) for group in groups]
+            jobs += host.images(rows, group.others)
+        begun = host.start(jobs)
+        decoded = [self._decoded(group) for group in groups]
         host.wait(begun)
         # What needs nothing of the device is made here, and copied once. So are tensors that the
         # calls there take beside images.
         there = [stack.node for group in groups for stack in group.stacks]
         here = [node for node in wanted if set(there).isdisjoint(ordered([node]))]
-        values.update(zip(here, made_of(here, slots, values), strict=True))
+        values.update(zip(here, made_of(here, values), strict=True))
         needed = ordered(wanted, dict.fromkeys([*there, *values], 0))
         beside = [node for node in needed if node.op == "tensor" and node not in values]
-        values.update(zip(beside, made_of(beside, slots, {}), strict=True))
+        values.update(zip(beside, made_of(beside, {}), strict=True))
         known = {node: self._moved(value) for node, value in values.items()}
         for group, images in zip(groups, decoded, strict=True):
             known.update(self._made(group, images))
-        found = dict(zip(numbers, made_of(wanted, slots, known), strict=True))
+        found = dict(zip(numbers, made_of(wanted, known), strict=True))
         return put_back(batch.rest, found.__getitem__)
 
     def _groups(
-        self, stacks: Iterable[Stack], wanted: Sequence[Node], slots: Sequence[Any]
+        self, stacks: Iterable[Stack], wanted: Sequence[Node]
     ) -> tuple[list[_Group], list[Stack]]:
         """Return what is made together, and the stacks that are left to the CPU."""
         groups: dict[Any, _Group] = {}
         left: list[Stack] = []
         for stack in stacks:
-            after = [float_kinds(row, slots) for row in stack.rows]
+            after = [float_steps(row) for row in stack.rows]
             if None in after:
                 left.append(stack)
                 continue
             _, height, width = stack.node.inputs[0].what.shape
-            tail = self._host.tails.of_stack(stack, wanted)
+            tail = stack.pointwise()
+            dtype = self._host.dtype_of(stack, tail, wanted)
+            steps = repr([step_of(node) for node in stack.tail])
             # What the user gets as it is has memory of its own.
-            key = height, width, tail, stack.node if stack.node in wanted else None
-            new = _Group([], (height, width), tail, [], {}, [], {})
+            key = height, width, steps, dtype, stack.node if stack.node in wanted else None
+            new = _Group([], (height, width), tail, dtype, [], {}, [], {})
             group = groups.setdefault(key, new)
             for row in stack.rows:
-                before = _made_by_graph(row, height, width, slots)
-                if before is not None and _mark(_file(row, slots)) not in self._refused:
+                before = _made_by_graph(row, height, width)
+                if before is not None and _mark(_file(row)) not in self._refused:
                     group.before[len(group.rows)] = before
                 group.rows.append(row)
             group.stacks.append(stack)
             group.after.extend(each or [] for each in after)
         return list(groups.values()), left
 
-    def _decoded(self, group: _Group, slots: Sequence[Any]) -> Tensor:
+    def _decoded(self, group: _Group) -> Tensor:
         """Return the images that the graph makes; none if it refuses one: the CPU makes all."""
         places = list(group.before)
         images = torch.empty(len(places), *group.size, 3, dtype=torch.uint8, device=self._device)
         if places:
-            files = [_file(group.rows[place], slots) for place in places]
-            heads = [group.rows[place].head for place in places]
+            rows = [group.rows[place] for place in places]
+            files = [_file(row) for row in rows]
             try:
-                self._graph.decode(files, _table_of(heads), images)
+                self._graph.decode(files, _table_of([row.head for row in rows]), images)
             except DecodeError as error:
                 if error.sample is not None:
                     self._refused.add(_mark(files[error.sample]))
-                rows = [(place, group.rows[place]) for place in places]
-                self._host.wait(self._host.start(rows, slots, group.others.__setitem__))
+                host, again = self._host, zip(places, rows, strict=True)
+                host.wait(host.start(host.images(again, group.others)))
                 group.before.clear()
                 images = images[:0]
         return images
@@ -157,19 +169,19 @@ class DeviceReplay:
     def _made(self, group: _Group, images: Tensor) -> Iterator[tuple[Node, Tensor]]:
         """Yield the stacks of ``group``; ``images``: those that the graph made."""
         count, others = len(group.rows), sorted(group.others)
-        do(images, list(group.before.values()), OF_BYTES)
+        do(images, list(group.before.values()))
         if others:
             whole = images.new_empty(count, *group.size, 3)
             rest = upload(torch.stack([group.others[k] for k in others]), self._device)
             for places, some in ((list(group.before), images), (others, rest)):
                 whole.index_copy_(0, upload(np.array(places, np.int64), self._device), some)
             images = whole
-        options: Any = {"dtype": group.tail.dtype, "device": self._device}
+        options: Any = {"dtype": group.dtype, "device": self._device}
         if self._host.memory_format is torch.channels_last:
             options["memory_format"] = torch.channels_last
         out = torch.empty((count, 3, *group.size), **options)
-        group.tail(images, out)
-        do(out, group.after, OF_FLOATS)
+        group.tail(images.permute(0, 3, 1, 2), out)
+        do(out, group.after)
         begin = 0
         for stack in group.stacks:
             end = begin + len(stack.rows)
@@ -184,14 +196,14 @@ class DeviceReplay:
 
 def made_on_device(batch: RecordedBatch) -> list[bool]:
     """Return for each step of ``batch``, by number, whether the device makes it, or the CPU."""
-    nodes, slots = unpack(batch)
+    nodes = unpack(batch)
     wanted = [nodes[number] for number in wanted_of(batch.rest)]
     found: dict[Node, bool] = {}
     for stack in plan(wanted)[0]:
         _, height, width = stack.node.inputs[0].what.shape
-        there = all(float_kinds(row, slots) is not None for row in stack.rows)
+        there = all(float_steps(row) is not None for row in stack.rows)
         for row in stack.rows:
-            image = there and _made_by_graph(row, height, width, slots) is not None
+            image = there and _made_by_graph(row, height, width) is not None
             found.update(dict.fromkeys(ordered([row.last]), there))
             found.update(dict.fromkeys(ordered([row.image]), image))
         found[stack.node] = there
@@ -202,14 +214,14 @@ def made_on_device(batch: RecordedBatch) -> list[bool]:
     return [node in after or found.get(node, False) for node in nodes]
 
 
-def _made_by_graph(row: Row, height: int, width: int, slots: Sequence[Any]) -> list[Kind] | None:
+def _made_by_graph(row: Row, height: int, width: int) -> list[Step] | None:
     """Return the steps of ``row`` before the last pass; None: the CPU makes its bytes."""
-    steps = bytes_kinds(row, height, width)
-    return steps if steps is not None and is_common(_file(row, slots)) else None
+    steps = bytes_steps(row, height, width)
+    return steps if steps is not None and is_common(_file(row)) else None
 
 
-def _file(row: Row, slots: Sequence[Any]) -> Any:
-    return slots[row.head.source.args[0]]  # type: ignore[union-attr]
+def _file(row: Row) -> Any:
+    return row.head.source.args[0]  # type: ignore[union-attr]
 
 
 def _table_of(heads: Sequence[Any]) -> Array:

@@ -1,6 +1,6 @@
-"""Colours, blurs and erased boxes on a whole batch of floats, [n, 3, H, W], on any device.
+"""Kernels on a whole batch of floats, [n, 3, H, W], on any device: as torchvision does it to one.
 
-As torchvision does it to one tensor, with the factor of each image: 1e-6 off at most.
+Each takes the images and what is given for each of them, as those of ``kernels.py``.
 """
 
 from __future__ import annotations
@@ -11,53 +11,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from .kernels import rotated, upload
-
-
-def brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """Return the images times ``factor``, float32 [n], within 0 and 1."""
-    return images.mul(factor.view(-1, 1, 1, 1)).clamp_(0, 1)
+from .kernels import Array, upload
 
 
-def contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Return the images away from their mean grey; ``factor``: float32 [n]."""
-    return _blend(grey(images).mean((1, 2, 3), keepdim=True), images, factor)
+def normalised(images: Tensor, numbers: Sequence[Array]) -> Tensor:
+    """Return the images less their mean, over their deviation; float32 [2, 3] of each."""
+    mean, std = upload(np.stack(numbers), images.device).view(-1, 2, 3, 1, 1).unbind(1)
+    return images.sub_(mean).div_(std)
 
 
-def saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """Return the images away from their grey; ``factor``: float32 [n]."""
-    return _blend(grey(images), images, factor)
+def mirrored(images: Tensor, _: Any) -> Tensor:
+    """Return the images with left and right exchanged."""
+    return images.flip(3)
 
 
-def hue(images: Tensor, factor: Tensor) -> Tensor:
-    """Return the images with their hue moved on; ``factor``: float32 [n], turns."""
-    red, green, blue = images.unbind(1)
-    return torch.stack(rotated(red, green, blue, factor), 1)
-
-
-def grey(images: Tensor) -> Tensor:
-    """Return floats [n, 1, H, W]."""
-    red, green, blue = images.unbind(1)
-    return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).unsqueeze(1)
-
-
-def blurred(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
-    """Return the images as weighted sums along rows, then columns; mirrored at the border.
-
-    One addition a weight, in float32: a convolution may round to fewer bits on a device.
-    """
-    for axis, weights in ((3, across), (2, down)):
-        half = weights.shape[1] // 2
-        wide = functional.pad(
-            images, (half, half, 0, 0) if axis == 3 else (0, 0, half, half), "reflect"
-        )
-        length = images.shape[axis]
-        images = torch.zeros_like(images)
-        for place, weight in enumerate(weights.view(*weights.shape, 1, 1, 1).unbind(1)):
-            images.addcmul_(wide.narrow(axis, place, length), weight)
-    return images
+def flipped(images: Tensor, _: Any) -> Tensor:
+    """Return the images with top and bottom exchanged."""
+    return images.flip(2)
 
 
 def erased(images: Tensor, boxes: Sequence[tuple[Any, ...]]) -> Tensor:
@@ -81,8 +52,3 @@ def erased(images: Tensor, boxes: Sequence[tuple[Any, ...]]) -> Tensor:
     index = start + channel * steps[0] + row * steps[1] + column * steps[2]
     found = flat.index_select(0, index.masked_fill_(~inside, 0).view(-1)).view(images.shape)
     return torch.where(inside, found, images)
-
-
-def _blend(low: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    factor = factor.view(-1, 1, 1, 1)
-    return images.mul(factor).add_(low * (1.0 - factor)).clamp_(0, 1)

@@ -6,11 +6,10 @@ the batch, whose memory is used again after its last reference is gone
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +21,14 @@ from dataloaders.batches.memory import HostPool
 from dataloaders.machine.threads import limit_torch_threads
 from dataloaders.recording import program
 from dataloaders.recording.ops import run
-from dataloaders.recording.program import Node, RecordedBatch, unpack
+from dataloaders.recording.program import Node, RecordedBatch, put_back, unpack, wanted_of
 
 from . import ReplayError
-from .evaluate import put_back, wanted_of
 from .plan import TURNS, Box, Head, Row, Stack, heads_of, plan
-from .pointwise import Pointwise, Tails
+from .pointwise import Pointwise
+
+Job: TypeAlias = tuple[int, Callable[[], None]]
+"""What a thread does, with the position in the batch that it is for."""
 
 
 class Decoder(Protocol):
@@ -47,9 +48,6 @@ class HostReplay:
             bilinear, for a third of the time: 1 level off at most, in one value of six.
         dtype: what stacked images are rounded to in their last pass; None: they stay.
         memory_format: the memory order of stacked images.
-
-    Attributes:
-        tails: the last passes that it has made.
     """
 
     def __init__(
@@ -62,9 +60,10 @@ class HostReplay:
     ) -> None:
         self.decoder = decoder
         self._exact = exact
+        self._dtype = dtype
         self.memory_format = memory_format
-        self.tails = Tails(dtype)
-        self._shares = Shares(threads)
+        self._count = threads
+        self._threads = ThreadPoolExecutor(threads, "replay", limit_torch_threads, (1,))
         self._pool = HostPool()
 
     def apply(self, batch: RecordedBatch) -> Any:
@@ -73,91 +72,111 @@ class HostReplay:
         Raises:
             ReplayError: some of its samples cannot be made of what was recorded.
         """
-        nodes, slots = unpack(batch)
+        nodes = unpack(batch)
         numbers = wanted_of(batch.rest)
         wanted = [nodes[number] for number in numbers]
         stacks, apart = plan(wanted)
         known: dict[Node, Any] = {}
-        begun = self.start_stacks(stacks, wanted, slots, known)
-        self.wait(begun + self.start_values(apart, slots, known))
-        values = made_of(wanted, slots, known)
+        jobs = [*self.stacks(stacks, wanted, known), *self.values(apart, known)]
+        self.wait(self.start(jobs))
+        values = made_of(wanted, known)
         return put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
 
     def close(self) -> None:
-        """End the threads."""
-        self._shares.close()
+        """End the threads when they have done what was begun."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def image(self, row: Row, slots: Sequence[Any], shared: dict[Node, Any]) -> Tensor:
-        """Return the bytes of ``row.image``, uint8 [H, W, 3]; ``shared``: what rows share."""
-        made = None if row.head is None or row.steps else self._made(row.head, slots)
-        if made is None:
-            made = self._value(row.image, slots, shared)
-            if isinstance(made, Tensor):
-                return made.as_subclass(Tensor).permute(1, 2, 0)
-        return made if isinstance(made, Tensor) else _bytes_of(made)
+    def start(self, jobs: Iterable[Job]) -> list[Future[Any]]:
+        """Begin with ``jobs``: threads share them, each taking the next one."""
+        jobs = list(jobs)
+        pending = iter(jobs)
+        return [self._threads.submit(_work, pending) for _ in jobs[: self._count]]
 
-    def start(self, rows: Iterable[tuple[int, Row]], slots: Sequence[Any], put: Any) -> list[Any]:
-        """Begin to ``put(place, image(row))`` in the threads; to be waited for with `wait`."""
-        jobs = [(k, lambda k=k, row=row: put(k, self.image(row, slots, {}))) for k, row in rows]
-        return self._shares.start(jobs)
+    def wait(self, begun: Sequence[Future[Any]]) -> None:
+        """Wait for jobs.
 
-    def start_stacks(
+        Raises:
+            ReplayError: some failed.
+            Exception: memory or the device failed.
+        """
+        failed = [failure for future in begun for failure in future.result()]
+        if failed:
+            cause = failed[0][1]
+            raise ReplayError(sorted({place for place, _ in failed}), cause) from cause
+
+    def images(self, rows: Iterable[tuple[int, Row]], made: dict[int, Tensor]) -> list[Job]:
+        """Return jobs that put the bytes of each row, uint8 [H, W, 3], into ``made``."""
+
+        def job(place: int, row: Row) -> None:
+            made[place] = self._image(row, {})
+
+        return [(place, partial(job, place, row)) for place, row in rows]
+
+    def stacks(
         self,
         stacks: Iterable[Stack],
         wanted: Sequence[Node],
-        slots: Sequence[Any],
         known: dict[Node, Any],
-    ) -> list[Any]:
-        """Begin to put ``stacks`` into ``known``; to be waited for with `wait`."""
-        jobs: list[tuple[int, Callable[[], None]]] = []
+    ) -> list[Job]:
+        """Return jobs that put ``stacks`` into ``known``."""
+        jobs: list[Job] = []
         for stack in stacks:
-            tail = self.tails.of_stack(stack, wanted)
-            out = known[stack.node] = self._empty(stack, tail.dtype)
-            for rows in _sharing(stack):
-                jobs.append((rows[0][0], partial(self._fill, rows, slots, tail, out)))
-        return self._shares.start(jobs)
+            tail = stack.pointwise()
+            out = known[stack.node] = self._empty(stack, self.dtype_of(stack, tail, wanted))
+            groups: dict[Node, list[tuple[int, Row]]] = {}  # views of one file have first steps
+            for place, row in enumerate(stack.rows):  # in common
+                groups.setdefault(row.head.source if row.head else row.last, []).append(
+                    (place, row)
+                )
+            for rows in groups.values():
+                jobs.append((rows[0][0], partial(self._fill, rows, tail, out)))
+        return jobs
 
-    def start_values(
-        self, nodes: Iterable[Node], slots: Sequence[Any], known: dict[Node, Any]
-    ) -> list[Any]:
-        """Begin to put what ``nodes`` make into ``known``; to be waited for with `wait`."""
-        return self._shares.start(
-            [(k, partial(self._make, node, slots, known)) for k, node in enumerate(nodes)]
-        )
+    def values(self, nodes: Iterable[Node], known: dict[Node, Any]) -> list[Job]:
+        """Return jobs that put what ``nodes`` make into ``known``."""
 
-    def wait(self, begun: Sequence[Future[Any]]) -> None:
-        """Wait for what was started; raises `ReplayError`."""
-        self._shares.wait(begun)
+        def job(node: Node) -> None:
+            image = isinstance(node.what, program.Image)  # whose ``info`` comes from the file
+            known[node] = run([node])[0] if image else self._value(node, {})
 
-    def _fill(
-        self, rows: Sequence[tuple[int, Row]], slots: Sequence[Any], tail: Pointwise, out: Tensor
-    ) -> None:
+        return [(place, partial(job, node)) for place, node in enumerate(nodes)]
+
+    def dtype_of(self, stack: Stack, tail: Pointwise, wanted: Sequence[Node]) -> torch.dtype:
+        """Return the dtype of a stack's last pass: rounded, if nothing is done to it later."""
+        last = stack.node in wanted and all(row.last is row.done for row in stack.rows)
+        rounded = self._dtype is not None and last and tail.dtype.is_floating_point
+        return self._dtype if rounded else tail.dtype  # type: ignore[return-value]
+
+    def _fill(self, rows: Sequence[tuple[int, Row]], tail: Pointwise, out: Tensor) -> None:
         shared: dict[Node, Any] = {}
         for place, row in rows:
-            tail(self.image(row, slots, shared).unsqueeze(0), out[place : place + 1])
+            tail(self._image(row, shared).permute(2, 0, 1), out[place])
             if row.last is not row.done:  # such as an erased box
                 done = out[place].clone()
-                out[place].copy_(run([row.last], slots, {row.done: done})[0])
+                out[place].copy_(run([row.last], {row.done: done})[0])
 
-    def _make(self, node: Node, slots: Sequence[Any], known: dict[Node, Any]) -> None:
-        if isinstance(node.what, program.Image):  # whose ``info`` comes from the file
-            known[node] = run([node], slots)[0]
-        else:
-            known[node] = self._value(node, slots, {})
+    def _image(self, row: Row, shared: dict[Node, Any]) -> Tensor:
+        """Return the bytes of ``row.image``, uint8 [H, W, 3]; ``shared``: what rows share."""
+        made = None if row.head is None or row.steps else self._made(row.head)
+        if made is None:
+            made = self._value(row.image, shared)
+            if isinstance(made, Tensor):
+                return made.as_subclass(Tensor).permute(1, 2, 0)
+        return made if isinstance(made, Tensor) else torch.from_numpy(np.array(made))
 
-    def _value(self, node: Node, slots: Sequence[Any], shared: dict[Node, Any]) -> Any:
+    def _value(self, node: Node, shared: dict[Node, Any]) -> Any:
         known = dict(shared)
         for head in heads_of(node):
-            made = None if head.node in known else self._made(head, slots)
+            made = None if head.node in known else self._made(head)
             if made is not None:
                 known[head.node] = _as_recorded(made, head)
                 if head.node.uses > 1:
                     shared[head.node] = known[head.node]
-        return run([node], slots, known)[0]
+        return run([node], known)[0]
 
-    def _made(self, head: Head, slots: Sequence[Any]) -> Any:
+    def _made(self, head: Head) -> Any:
         """Return uint8 [H, W, 3], or Pillow's image; None: Pillow has to decode the file."""
-        found = self.decoder.decode(slots[head.source.args[0]], head.window)
+        found = self.decoder.decode(head.source.args[0], head.window)
         if found is None:
             return None
         if head.size is not None and isinstance(head.by, int) and (self._exact or head.by != 2):
@@ -185,59 +204,19 @@ class HostReplay:
         return out.permute(0, 3, 1, 2)
 
 
-def made_of(wanted: Sequence[Node], slots: Sequence[Any], known: dict[Node, Any]) -> list[Any]:
+def made_of(wanted: Sequence[Node], known: dict[Node, Any]) -> list[Any]:
     """Return what `run` does.
 
     Raises:
         ReplayError: it failed, and neither memory nor a device is the cause.
     """
     try:
-        return run(wanted, slots, known)
+        return run(wanted, known)
     except Exception as error:
         raise (error if _is_fatal(error) else ReplayError([], error)) from error
 
 
-def _sharing(stack: Stack) -> list[list[tuple[int, Row]]]:
-    """Return the rows of ``stack`` and their places; those that share a first step together."""
-    groups: dict[Node, list[tuple[int, Row]]] = {}
-    for place, row in enumerate(stack.rows):
-        shares = row.head is not None and row.head.node.uses > 1
-        groups.setdefault(row.head.node if shares else row.last, []).append((place, row))  # type: ignore[union-attr]
-    return list(groups.values())
-
-
-class Shares:
-    """Threads that share jobs, each taking the next one."""
-
-    def __init__(self, threads: int) -> None:
-        self._count = threads
-        self._threads = ThreadPoolExecutor(threads, "replay", limit_torch_threads, (1,))
-
-    def start(self, jobs: Iterable[tuple[int, Callable[[], None]]]) -> list[Future[Any]]:
-        """Begin with ``jobs``, each with the position in the batch that it is for."""
-        jobs = list(jobs)
-        pending = iter(jobs)
-        count = min(self._count, len(jobs))
-        return [self._threads.submit(_work, pending) for _ in range(count)]
-
-    def wait(self, begun: Sequence[Future[Any]]) -> None:
-        """Wait for jobs.
-
-        Raises:
-            ReplayError: some failed.
-            Exception: memory or the device failed.
-        """
-        failed = [failure for future in begun for failure in future.result()]
-        if failed:
-            cause = failed[0][1]
-            raise ReplayError(sorted({place for place, _ in failed}), cause) from cause
-
-    def close(self) -> None:
-        """End the threads when they have done what was begun."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _work(jobs: Iterator[tuple[int, Callable[[], None]]]) -> list[tuple[int, Exception]]:
+def _work(jobs: Iterator[Job]) -> list[tuple[int, Exception]]:
     failed: list[tuple[int, Exception]] = []
     for place, job in jobs:
         try:
@@ -280,31 +259,6 @@ def _resized(pixels: npt.NDArray[np.uint8], head: Head) -> Any:
         image = image.crop(head.crop)
     turns = [method for method, flips in TURNS.items() if flips == head.flips]
     return image.transpose(*turns) if turns else image
-
-
-def _bytes_of(image: Any) -> Tensor:
-    """Return the pixels of an RGB image of Pillow's, uint8 [H, W, 3]: its own memory, if it can."""
-    try:
-        held = image.__arrow_c_array__()
-    except (AttributeError, ValueError):  # Pillow before 11.3; an image in several blocks
-        return torch.from_numpy(np.array(image))
-    array = _address(held[1], b"arrow_array")  # a struct of 8-byte fields: a list of 4 a pixel
-    values = _field(_field(array + 48))  # its first child
-    memory = (ctypes.c_uint8 * (4 * image.width * image.height)).from_address(
-        _field(_field(values + 40) + 8)
-    )
-    memory.held = held
-    pixels = torch.frombuffer(memory, dtype=torch.uint8).view(image.height, image.width, 4)
-    return pixels[:, :, :3]
-
-
-_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-
-
-def _field(address: int) -> int:
-    return ctypes.c_int64.from_address(address).value
 
 
 def _as_recorded(made: Any, head: Head) -> Any:

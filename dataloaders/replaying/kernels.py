@@ -1,25 +1,29 @@
-"""Pillow's colour arithmetic and nearest warps on a whole batch, wherever its memory is.
+"""Pillow's arithmetic on a whole batch of bytes, wherever its memory is: uint8 [n, H, W, 3], dense.
 
-    lookup      each level by a table of its own     brightness, contrast, equalize, posterize, ...
-    saturation  away from the pixel's L              (also grey: a factor of 0)
-    sharpness   away from the mean of 9 pixels
-    affine      each pixel from somewhere else       rotate, shear, translate
-    hue         through HSV and back
+    lookup                     each level by a table: brightness, posterize, solarize, ...
+    contrast, autocontrast, equalize    tables made of each image
+    saturation, sharpness      away from the pixel's L, or from the mean of 9 pixels
+    affine                     each pixel from somewhere else: rotate, shear, translate
+    hue                        through HSV and back
+    blur                       weighted sums along rows and columns
 
-Images are uint8 [n, H, W, 3], dense. All is Pillow's to the bit on any device: whole numbers, or
-float32 operations that IEEE 754 rounds in one way and that nothing fuses. Constants are made on
-the device: no copy waits for a stream.
+Each kernel takes the images and one number (or table, matrix, ...) for each of them, and returns
+new images. But for the blur, all is Pillow's to the bit on any device: whole numbers, or float32
+operations that IEEE 754 rounds in one way and that nothing fuses. Constants are made on the device:
+no copy waits for a stream.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 Array = npt.NDArray[Any]
 
@@ -27,37 +31,37 @@ Array = npt.NDArray[Any]
 def upload(values: Array | Tensor, device: torch.device) -> Tensor:
     """Return ``values`` on ``device``; through pinned memory, so that no stream is waited for."""
     host = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    host = host.pin_memory() if device.type == "cuda" else host
+    return host.to(device, non_blocking=True)
 
 
-def lookup(images: Tensor, tables: Tensor) -> Tensor:
-    """Return each level replaced by its table's; ``tables``: uint8 [n, 1 or 3, 256]."""
-    flat = tables.expand(-1, images.shape[3], -1).reshape(-1)
-    return flat.index_select(0, _places(images).reshape(-1)).view(images.shape)
+def lookup(images: Tensor, tables: Sequence[Array]) -> Tensor:
+    """Return each level replaced by its table's; ``tables``: uint8 [1 or 3, 256] of each image."""
+    return _looked_up(images, upload(np.stack(tables), images.device))
 
 
-def contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Return tables for `lookup`: away from the image's mean L; ``factor``: float32 [n]."""
+def contrast(images: Tensor, factors: Sequence[float]) -> Tensor:
+    """Return the images blended with their mean L."""
     pixels = images.shape[1] * images.shape[2]
     total = _luma(images).sum((1, 2), dtype=torch.int64)
     mean = torch.div(2 * total + pixels, 2 * pixels, rounding_mode="floor")  # to nearest
     levels = torch.arange(256, device=images.device).expand(len(images), 1, -1)
-    return _blend(mean.float().view(-1, 1, 1), levels, factor.view(-1, 1, 1))
+    return _looked_up(images, _blend(mean.float().view(-1, 1, 1), levels, factors))
 
 
-def autocontrast(images: Tensor) -> Tensor:
-    """Return tables for `lookup`: each channel from its darkest to its lightest level."""
+def autocontrast(images: Tensor, _: Any) -> Tensor:
+    """Return each channel stretched from its darkest to its lightest level."""
     low = images.amin((1, 2)).double().unsqueeze(-1)
     span = images.amax((1, 2)).double().unsqueeze(-1) - low
     levels = torch.arange(256, device=images.device, dtype=torch.float64)
     # Tensor by tensor: of a Python number, torch multiplies by the reciprocal.
     scale = torch.full_like(span, 255.0).div(span.clamp(min=1))
     table = (levels * scale).add_(-low * scale).clamp_(0, 255)
-    return torch.where(span == 0, levels, table).to(torch.uint8)
+    return _looked_up(images, torch.where(span == 0, levels, table).to(torch.uint8))
 
 
-def equalize(images: Tensor) -> Tensor:
-    """Return tables for `lookup`: levels of each channel spread by how often they occur."""
+def equalize(images: Tensor, _: Any) -> Tensor:
+    """Return the levels of each channel spread by how often they occur."""
     count, height, width, channels = images.shape
     one = torch.ones((), dtype=torch.int32, device=images.device)
     counts = torch.zeros(count * channels * 256, dtype=torch.int32, device=images.device)
@@ -71,25 +75,22 @@ def equalize(images: Tensor) -> Tensor:
     before = below - counts + torch.div(step, 2, rounding_mode="floor")
     table = torch.div(before, step.clamp(min=1), rounding_mode="floor").clamp_(max=255)
     levels = torch.arange(256, device=images.device)
-    return torch.where(step == 0, levels, table).to(torch.uint8)
+    return _looked_up(images, torch.where(step == 0, levels, table).to(torch.uint8))
 
 
-def saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """Return the images blended with their L; ``factor``: float32 [n]."""
-    return _blend(_luma(images).unsqueeze(-1).float(), images, factor.view(-1, 1, 1, 1))
+def saturation(images: Tensor, factors: Sequence[float]) -> Tensor:
+    """Return the images blended with their L; grey for a factor of 0."""
+    return _blend(_luma(images).unsqueeze(-1).float(), images, factors)
 
 
-def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Return the images blended with smoothed ones; ``factor``: float32 [n].
-
-    Pillow leaves the outermost rows and columns as they are.
-    """
+def sharpness(images: Tensor, factors: Sequence[float]) -> Tensor:
+    """Return the images blended with smoothed ones; the outermost pixels stay, as in Pillow."""
     low = images.float()
     wide = images.to(torch.int16)
     rows = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
     total = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + wide[:, 1:-1, 1:-1] * 4
     low[:, 1:-1, 1:-1] = total.float().mul_(1.0 / 13.0).round_()  # never near enough to a half
-    return _blend(low, images, factor.view(-1, 1, 1, 1))
+    return _blend(low, images, factors)
 
 
 def reaches(matrix: Array, width: int, height: int) -> bool:
@@ -98,14 +99,15 @@ def reaches(matrix: Array, width: int, height: int) -> bool:
     return bool((abs(corners @ matrix.reshape(2, 3).T) < 32768.0).all())
 
 
-def affine(images: Tensor, matrices: Array, fills: Array) -> Tensor:
+def affine(images: Tensor, warps: Sequence[tuple[Array, Array]]) -> Tensor:
     """Return the images warped by nearest neighbour, in their own size.
 
     Args:
         images: the images.
-        matrices: float64 [n, 6], Pillow's, from a pixel that comes out to where it comes from.
-        fills: uint8 [n, 3], for pixels from outside.
+        warps: of each image Pillow's matrix, float64 [6], from a pixel that comes out to where it
+            comes from; and the colour, uint8 [3], of pixels from outside.
     """
+    matrices, fills = (np.stack(each) for each in zip(*warps, strict=True))
     count, height, width, channels = images.shape
     a = matrices
     # Turned or sheared: 16.16 bits. Else Pillow's sums grow pixel by pixel.
@@ -135,12 +137,13 @@ def affine(images: Tensor, matrices: Array, fills: Array) -> Tensor:
     return torch.where(inside.unsqueeze(-1), found, upload(fills, device).view(count, 1, 1, -1))
 
 
-def hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Return the images with their hue moved on; ``shift``: int32 [n], 0 to 255.
+def hue(images: Tensor, shifts: Sequence[int]) -> Tensor:
+    """Return the images with their hue moved on by 0 to 255.
 
     Back from HSV by the closed form (Smith, 1978) in whole numbers; it gives what Pillow's
     ``hsv2rgb`` computes in floats for all 2**24 triples.
     """
+    shift = upload(np.array(shifts, np.int32), images.device)
     hues, saturations = _hsv_tables(images.device)
     red, green, blue = images.to(torch.int32).unbind(-1)
     value = torch.maximum(torch.maximum(red, green), blue)
@@ -168,24 +171,57 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
     return out
 
 
-def tint(images: Tensor, factor: Tensor) -> Tensor:
-    """Return the images with their hue moved on, in floats as torchvision does it to tensors."""
+def tint(images: Tensor, factors: Sequence[float]) -> Tensor:
+    """Return the images with their hue moved on by turns, in floats as torchvision's tensors."""
+    factor = upload(np.array(factors, np.float32), images.device).view(-1, 1, 1)
     red, green, blue = images.float().unbind(-1)
-    return torch.stack(rotated(red, green, blue, factor), -1).mul_(255.999 / 255).to(torch.uint8)
-
-
-def rotated(red: Tensor, green: Tensor, blue: Tensor, factor: Tensor) -> list[Tensor]:
-    """Return the channels, floats [n, H, W], with their hue moved on; ``factor``: [n], turns."""
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
     span = chroma.masked_fill(chroma == 0, 1)
     other = torch.where(green == value, (blue - red) / span + 2, (red - green) / span + 4)
-    turned = torch.where(red == value, (green - blue) / span, other) + factor.view(-1, 1, 1) * 6
-    made = []
-    for place in (5, 3, 1):
+    turned = torch.where(red == value, (green - blue) / span, other) + factor * 6
+    made = torch.empty_like(images)
+    for channel, place in enumerate((5, 3, 1)):
         k = (turned + place) % 6
-        made.append(value - chroma * torch.minimum(k, 4 - k).clamp_(0, 1))
+        level = value - chroma * torch.minimum(k, 4 - k).clamp_(0, 1)
+        made[..., channel] = level.mul_(255.999 / 255)
     return made
+
+
+def blur(images: Tensor, weights: Sequence[tuple[Array, Array]]) -> Tensor:
+    """Return weighted sums along rows, then columns, of images that are mirrored at the border.
+
+    One addition a weight, in float32: a convolution may round to fewer bits on a device.
+
+    Args:
+        images: the images.
+        weights: of each image those across and those down, float32, odd in number.
+    """
+    made = images.permute(0, 3, 1, 2).float()
+    for axis, each in ((3, 0), (2, 1)):
+        half = max(len(pair[each]) for pair in weights) // 2
+        table = np.stack([np.pad(pair[each], half - len(pair[each]) // 2) for pair in weights])
+        border = (half, half, 0, 0) if axis == 3 else (0, 0, half, half)
+        wide, length = functional.pad(made, border, "reflect"), made.shape[axis]
+        made = torch.zeros_like(made)
+        columns = upload(table, images.device).view(*table.shape, 1, 1, 1).unbind(1)
+        for place, weight in enumerate(columns):
+            made.addcmul_(wide.narrow(axis, place, length), weight)
+    return made.round_().to(torch.uint8).permute(0, 2, 3, 1)
+
+
+TURNS = {  # by Pillow's Transpose
+    0: lambda images, _: images.flip(2),
+    1: lambda images, _: images.flip(1),
+    2: lambda images, _: images.rot90(1, (1, 2)),
+    3: lambda images, _: images.flip((1, 2)),
+    4: lambda images, _: images.rot90(3, (1, 2)),
+}
+
+
+def _looked_up(images: Tensor, tables: Tensor) -> Tensor:
+    flat = tables.expand(-1, images.shape[3], -1).reshape(-1)
+    return flat.index_select(0, _places(images).reshape(-1)).view(images.shape)
 
 
 def _places(images: Tensor) -> Tensor:
@@ -201,8 +237,10 @@ def _luma(images: Tensor) -> Tensor:
     return (red * 19595 + green * 38470 + blue * 7471 + (1 << 15)) >> 16
 
 
-def _blend(low: Tensor, images: Tensor, factor: Tensor) -> Tensor:
+def _blend(low: Tensor, images: Tensor, factors: Sequence[float]) -> Tensor:
     """``low + factor * (images - low)`` in float32, cut off to bytes: Blend.c."""
+    factor = upload(np.array(factors, np.float32), images.device)
+    factor = factor.view(-1, *[1] * (images.ndim - 1))
     values = images.float().sub_(low).mul_(factor).add_(low)
     return values.clamp_(0, 255).to(torch.uint8)
 

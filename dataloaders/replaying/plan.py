@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from dataloaders.recording.program import Image, Input, Node, ordered
-from dataloaders.recording.tail import POINTWISE
+from dataloaders.recording.tail import is_pointwise, step_of
+
+from .pointwise import Pointwise
 
 Box = tuple[int, int, int, int]
 """left, upper, right, lower, as Pillow has them."""
@@ -93,6 +95,10 @@ class Stack(NamedTuple):
     rows: list[Row]
     tail: list[Node]
 
+    def pointwise(self) -> Pointwise:
+        """Return what does ``tail``."""
+        return Pointwise([step_of(node) for node in self.tail], 3)
+
 
 def plan(wanted: Iterable[Node]) -> tuple[list[Stack], list[Node]]:
     """Return the stacks to make in bulk, and steps of other samples, each apart from the others."""
@@ -159,7 +165,7 @@ def _stack(node: Node) -> Stack | None:
         paths.append(path[::-1])
     tail: list[Node] = []  # what all begin with
     for steps in zip(*(path[1:] for path in paths), strict=False):
-        if not all(step.op in POINTWISE and _alike(step, steps[0]) for step in steps):
+        if not all(is_pointwise(step) and _alike(step, steps[0]) for step in steps):
             break
         tail.append(steps[0])
     rows = [Row(path[0], *_chain(path[0]), path[-1], path[len(tail)]) for path in paths]
@@ -181,8 +187,7 @@ def _like(what: Any, other: Any) -> bool:
 
 
 def _alike(one: Node, other: Node) -> bool:
-    same = (one.op, one.args, one.kwargs) == (other.op, other.args, other.kwargs)
-    return same and len(one.inputs) == 1
+    return (one.op, one.args, one.kwargs) == (other.op, other.args, other.kwargs)
 
 
 def _chain(image: Node) -> tuple[Head | None, list[Node]]:
@@ -193,7 +198,7 @@ def _chain(image: Node) -> tuple[Head | None, list[Node]]:
     source = path.pop()
     if source.op not in ("open", "decode"):
         return None, []
-    if source.op == "open" and (len(source.args) != 2 or source.args[1] != "JPEG"):
+    if source.op == "open" and source.args[1] != "JPEG":
         return None, []
     what = source.what
     width, height = what.size if isinstance(what, Image) else what.shape[:0:-1]

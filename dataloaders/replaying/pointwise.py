@@ -1,153 +1,95 @@
 """The last pass of a batch: what ToTensor, Normalize and the like make of each byte.
 
-    256 levels a channel ──the recorded steps themselves──> Table ──ways.py──> floats of a batch
+    uint8 [..., C, H, W] ──copy──> floats ──div, sub, div in place──> another dtype, if asked for
 
-Exact by its nature, on any device, and one pass also for bfloat16 and channels_last.
+These are torchvision's own steps, in its order and dtype. IEEE 754 rounds each in one way, so that
+every device makes the same values. Divisors are tensors: CUDA replaces the division by a Python
+number with a product, which differs for 126 of 256 bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from dataloaders.recording import program
-from dataloaders.recording.ops import run
-from dataloaders.recording.program import Node
-from dataloaders.recording.tail import Step, step_of
+from dataloaders.recording.tail import Step
 
-from .plan import Stack
-from .ways import Lookup, Table, Way, column, every_byte, way_for
-from .ways import Step as Arithmetic
+from .kernels import upload
+
+_CPU_VALUES = 1 << 18  # worked on at a time: what stays in a core's cache between two steps
+_DEVICE_VALUES = 1 << 25  # bounds a temporary tensor to 128 MiB
 
 
 class Pointwise:
-    """What ``steps`` make of bytes; see `table_of`.
+    """Makes what ``steps`` make of bytes.
 
     Args:
-        dtype: what floats are rounded to at last; None: they stay.
+        steps: those for which `is_pointwise` is true, in order.
+        channels: of the images.
 
     Attributes:
-        dtype, channels: of what comes out.
+        dtype: of what the steps make; uint8 if none of them makes floats.
+
+    Raises:
+        ValueError: torchvision would raise an error for such images.
     """
 
-    def __init__(
-        self,
-        steps: Sequence[Step],
-        channels: int,
-        flavour: str | None,
-        dtype: torch.dtype | None,
-    ) -> None:
-        self._table = table_of(steps, channels, flavour)
-        values = self._table.values
-        self.dtype = dtype if dtype and values.is_floating_point() else values.dtype
-        self.channels = len(values)
-        self._ways: dict[tuple[torch.device, bool], Way] = {}
+    def __init__(self, steps: Sequence[Step], channels: int) -> None:
+        self.dtype = torch.uint8
+        self._numbers: list[tuple[Any, Any]] = []
+        for op, args, kwargs, dtype, _ in steps:
+            if op.endswith(".normalize"):
+                named = {**dict(zip(("mean", "std"), args, strict=False)), **dict(kwargs)}
+                self._add(torch.sub, named["mean"], channels)
+                self._add(torch.div, named["std"], channels)
+            elif self.dtype is not dtype:
+                self.dtype = dtype
+                if op != "v2.to_dtype":
+                    self._add(torch.div, 255, channels)
+                elif (*args[1:], dict(kwargs).get("scale", False))[0]:
+                    self._numbers.append((torch.mul, 1 / 255))  # v2 multiplies where v1 divides
 
-    def __call__(self, images: Tensor, out: Tensor) -> None:
-        """Fill ``out``, [n, 3, H, W] dense in either order, of ``images``, uint8 [n, H, W, 3]."""
-        planes = images.permute(0, 3, 1, 2)
-        if self.dtype is torch.uint8 and self._table.steps == ():
-            out.copy_(planes)
-            return
-        # Arithmetic is a third quicker than the lookup where it reads and writes planes.
-        is_plain = out.is_cpu and out.is_contiguous() and out.dtype is torch.float32
-        self.way(images.device, is_plain).run(planes, out)
+    def _add(self, operation: Any, numbers: Any, channels: int) -> None:
+        column = torch.as_tensor(numbers, dtype=self.dtype, device="cpu").reshape(-1, 1, 1)
+        if len(column) not in (1, channels) or (operation is torch.div and 0 in np.ravel(numbers)):
+            raise ValueError(f"images of {channels} channels cannot be normalised by {numbers}")
+        self._numbers.append((operation, column))
 
-    def way(self, device: torch.device, is_plain: bool = True) -> Way:
-        """Return how to write it on ``device``; by the lookup unless ``is_plain``."""
-        way = self._ways.get((device, is_plain))
-        if way is None:
-            if is_plain:
-                way = way_for(self._table, self.dtype, device)
-            else:
-                way = Lookup(self._table.values.to(self.dtype), device)
-            self._ways[device, is_plain] = way
-        return way
+    def __call__(self, pixels: Tensor, out: Tensor) -> None:
+        """Fill ``out`` of ``pixels``, uint8 [..., C, H, W] of the same shape on the same device.
 
-
-class Tails:
-    """The last passes of batches, each made once; ``dtype``: what floats are rounded to."""
-
-    def __init__(self, dtype: torch.dtype | None = None) -> None:
-        self._dtype = dtype
-        self._known: list[tuple[Any, Pointwise]] = []
-
-    def of(
-        self,
-        steps: tuple[Step, ...],
-        channels: int,
-        flavour: str | None = "Tensor",
-        rounded: bool = True,
-    ) -> Pointwise:
-        """Return what does ``steps`` to images of so many channels.
-
-        Raises:
-            Exception: the steps cannot be done to such images.
+        Values are rounded once if ``out`` has another dtype than the steps make.
         """
-        key = steps, channels, flavour, self._dtype if rounded else None
-        for known, tail in self._known:
-            if known == key:
-                return tail
-        tail = Pointwise(*key)
-        self._known = [(key, tail), *self._known[:7]]
-        return tail
+        numbers = [
+            (operation, upload(number, pixels.device) if isinstance(number, Tensor) else number)
+            for operation, number in self._numbers
+        ]
+        for piece, target in _pieces(pixels, out):
+            values = target
+            if out.dtype is not self.dtype:
+                values = torch.empty_like(piece, dtype=self.dtype)
+            values.copy_(piece)
+            for operation, number in numbers:
+                operation(values, number, out=values)
+            if values is not target:
+                target.copy_(values)
 
-    def of_stack(self, stack: Stack, wanted: Sequence[Node]) -> Pointwise:
-        """Return what makes the rows of ``stack``; rounded if they are ``wanted`` as they are."""
-        as_is = any(stack.node is node for node in wanted)
-        as_is = as_is and all(row.last is row.done for row in stack.rows)
-        what = stack.rows[0].image.what
-        flavour = None if isinstance(what, program.Image) else what.flavour
-        return self.of(tuple(map(step_of, stack.tail)), 3, flavour, as_is)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": []}
-
-
-def table_of(steps: Sequence[Step], channels: int, flavour: str | None = "Tensor") -> Table:
-    """Return what ``steps`` make of each byte, done by themselves.
-
-    Args:
-        steps: in order.
-        channels: of the image.
-        flavour: of the tensor that the first step takes; None: it takes an image of Pillow's, RGB.
-    """
-    levels = every_byte(channels)
-    if not steps:
-        return Table(levels.reshape(-1, 256), ())
-    if flavour is None:
-        data = levels.permute(1, 2, 0).contiguous()
-        node = Node("array", (), (0, tuple(data.shape), "|u1", "RGB"), (), None)
-    else:
-        data = levels
-        layout = data.shape, data.dtype, flavour, data.stride()
-        node = Node("tensor", (), (0, *layout), (), None)
-    for step in steps:
-        what = program.Tensor((channels, 16, 16), step.dtype, step.flavour)
-        node = Node(step.op, (node,), step.args, step.kwargs, what)
-    (made,) = run([node], [data.numpy().tobytes()])
-    values = made.as_subclass(Tensor).reshape(-1, 256).contiguous()
-    return Table(values, _arithmetic_of(steps))
+    def finish(self, values: Tensor) -> None:
+        """Make of ``values`` on the CPU, the bytes as floats, in place what the steps make."""
+        for operation, number in self._numbers:
+            operation(values, number, out=values)
 
 
-def _arithmetic_of(steps: Sequence[Step]) -> tuple[Arithmetic, ...] | None:
-    """Return ``steps`` as torchvision computes them; None if there are others."""
-    made: list[Arithmetic] = []
-    for op, args, kwargs, dtype, _ in steps:
-        named = dict(kwargs)
-        if dtype is torch.uint8:
-            continue  # bytes as they are
-        if op in ("to_tensor", "v1t.convert_image_dtype"):
-            made.append(("div", column(255)))
-        elif op == "v2.to_dtype":
-            scale = named.get("scale", args[1] if len(args) > 1 else False)
-            made += [("mul", column(1 / 255))] if scale else []  # v2 multiplies where v1 divides
-        elif op.endswith(".normalize"):
-            mean, std = (*args, *(named[name] for name in ("mean", "std") if name in named))[:2]
-            made += [("sub", column(mean)), ("div", column(std))]
-        elif op != "as_subclass":
-            return None
-    return tuple(made)
+def _pieces(pixels: Tensor, out: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield views of both along the first dimension, of a bounded number of values."""
+    most = _CPU_VALUES if pixels.is_cpu else _DEVICE_VALUES
+    if pixels.ndim < 4 or pixels.numel() <= most:
+        yield pixels, out
+        return
+    rows = max(1, most // pixels[0].numel())
+    for begin in range(0, len(pixels), rows):
+        yield pixels[begin : begin + rows], out[begin : begin + rows]

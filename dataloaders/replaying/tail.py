@@ -1,12 +1,12 @@
-"""The tail of a dataset's samples, a batch at a time: bytes ──copy──> device ──steps──> floats.
+"""Finish the floats of batches whose workers sent bytes and the steps that are left.
 
 workers   the dataset's own code, up to ToTensor or ToDtype ──collate_fn──> Trailing
-here      Trailing ──move──> bytes on the device ──ways──> the steps' floats, to the bit
+here      Trailing ──move──> bytes on the device ──the steps──> floats, equal to the bit
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,11 @@ import torch
 from dataloaders.backend import Remainder, Specification
 from dataloaders.batches.tree import Batch, map_children
 from dataloaders.errors import BackendUnavailable
-from dataloaders.recording.tail import Step, Trailing
+from dataloaders.recording.tail import Trailing
 from dataloaders.recording.worker import recording_changes
 from dataloaders.specification import view_of
 
-from .pointwise import Tails, table_of
+from .pointwise import Pointwise
 from .proof import prove
 
 
@@ -35,24 +35,21 @@ def device_tail(
         dtype: a float dtype for the images, each value rounded to it once; None: the dataset's.
         memory_format: of batches of images [N, C, H, W].
     """
-    finish = partial(DeviceTail().apply, move=_same, empty_like=torch.empty_like)
-    proof = prove(loader, "tail", finish, _facts)
+    finish = partial(DeviceTail().apply, move=lambda batch: batch, empty_like=torch.empty_like)
+    proof = prove(loader, "tail", finish, _left)
     if isinstance(proof, str):
         return proof
     if proof.differs:
         return proof.differs
-    facts = [fact for facts in proof.facts for fact in facts]
-    if facts:
-        saved = sum(saved for _, _, saved in facts) // proof.samples
-        tables = [table_of(steps, channels) for steps, channels, _ in facts]
-        names = dict.fromkeys(step.op.rpartition(".")[2] for step in facts[0][0])
+    left = [fact for facts in proof.facts for fact in facts]
+    if left:
+        saved = sum(saved for _, saved in left) // proof.samples
         text = (
-            f"{', '.join(names)} once a batch on the device: {saved} bytes a sample less to "
+            f"{', '.join(left[0][0])} once a batch on the device: {saved} bytes a sample less to "
             f"collate and copy, equal to the bit on {proof.samples} samples of this dataset"
         )
-        off = max(_difference(table.values, dtype) for table in tables)
-        if any(dtype not in (None, table.values.dtype) for table in tables):
-            text += f"; then rounded to {str(dtype).removeprefix('torch.')}, at most {off:.2g} off"
+        if dtype not in (None, torch.float32):
+            text += f"; then rounded to {str(dtype).removeprefix('torch.')}"
         return DeviceTail(dtype, memory_format, text)
     name = type(loader.dataset).__name__
     if proof.looks:
@@ -81,7 +78,6 @@ class DeviceTail(Remainder):
         self._dtype = dtype
         self._memory_format = memory_format
         self._description = description
-        self._tails = Tails(dtype)
 
     @staticmethod
     def recorded(loader: Specification) -> Specification:
@@ -129,9 +125,9 @@ class DeviceTail(Remainder):
             pixels = pixels.contiguous(memory_format=self._memory_format)
         if not steps:
             return pixels if self._dtype is None else pixels.to(self._dtype)
-        tail = self._tails.of(steps, pixels.shape[-3])
-        out = empty_like(pixels, dtype=tail.dtype)
-        tail.way(pixels.device).run(pixels.as_subclass(torch.Tensor), out)
+        tail = Pointwise(steps, pixels.shape[-3])
+        out = empty_like(pixels, dtype=self._dtype or tail.dtype)
+        tail(pixels.as_subclass(torch.Tensor), out)
         flavour = steps[-1].flavour
         if flavour == "Tensor" or pixels.ndim == 4:
             return out
@@ -141,27 +137,18 @@ class DeviceTail(Remainder):
         return made
 
 
-def _facts(batch: Batch) -> list[tuple[tuple[Step, ...], int, int]]:
-    """Return the steps, channels and bytes saved of each image whose tail is put off."""
+def _left(batch: Batch) -> list[tuple[list[str], int]]:
+    """Return for each image of a batch the names of the steps left, and the bytes saved."""
+    found = []
 
-    def found(value: Any) -> Iterator[Any]:
-        if isinstance(value, Trailing) and value.steps:
-            pixels, steps = value
-            saved = (steps[-1].dtype.itemsize - 1) * pixels.numel()
-            yield steps, pixels.shape[-3], saved
-        elif not isinstance(value, (Trailing, torch.Tensor)):
-            children: list[Any] = []
-            map_children(value, children.append)
-            for child in children:
-                yield from found(child)
+    def look(value: Any) -> None:
+        if isinstance(value, Trailing):
+            names = dict.fromkeys(step.op.rpartition(".")[2] for step in value.steps)
+            if names:
+                larger = value.steps[-1].dtype.itemsize - 1
+                found.append((list(names), larger * value.pixels.numel()))
+        elif not isinstance(value, torch.Tensor):
+            map_children(value, look)
 
-    return list(found(batch))
-
-
-def _difference(values: torch.Tensor, dtype: torch.dtype | None) -> float:
-    off = (values.to(dtype or values.dtype).double() - values.double()).abs().nan_to_num(0.0)
-    return float(off.max())
-
-
-def _same(batch: Batch) -> Batch:
-    return batch
+    look(batch)
+    return found

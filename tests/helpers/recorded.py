@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dataloaders.recording import context, hooks, ops, program, worker
 from dataloaders.recording.worker import self_test  # noqa: F401
-from dataloaders.replaying.evaluate import put_back, wanted_of
 from dataloaders.replaying.tail import DeviceTail
 from dataloaders.specification import view_of
 
@@ -107,10 +106,10 @@ def replayed(batch: Any) -> Any:
 
     As in torch's workers, one thread of torch must run it: sums of floats depend on their number.
     """
-    nodes, slots = program.unpack(batch)
-    numbers = wanted_of(batch.rest)
-    values = ops.run([nodes[number] for number in numbers], slots)
-    return put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
+    nodes = program.unpack(batch)
+    numbers = program.wanted_of(batch.rest)
+    values = ops.run([nodes[number] for number in numbers])
+    return program.put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
 
 
 def finished(batch: Any) -> Any:
