@@ -73,7 +73,10 @@ def _read(tail: Any) -> tuple[list[Step], Floats]:
             raise Obstacle(f"{crops[0]} comes after Normalize")
     if not run and not any(name in CONVERTERS for name in names):
         raise Obstacle("its tail makes no tensors of images")
-    return steps, Floats(run)
+    floats = Floats(run)
+    if any(step.dtype is torch.bfloat16 for step in floats.steps):
+        raise Obstacle("its tail makes bfloat16, which NumPy does not have")
+    return steps, floats
 
 
 class Images:
