@@ -10,30 +10,21 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler
 
 from dataloaders.backend import Backend, Session, Specification
-from dataloaders.batches.tree import (
-    Batch,
-    leaves,
-    map_children,
-    map_tensors,
-    samples_in,
-    to_device,
-)
+from dataloaders.batches.tree import Batch, leaves, map_tensors, samples_in, to_device
 from dataloaders.errors import BackendUnavailable, OptionError
-from dataloaders.loader import DataLoader
 from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan, Stage
 from dataloaders.seeding.states import random_states_kept
-from dataloaders.specification import device_of, generators_of, iterates_itself
+from dataloaders.specification import batches_in, device_of, generators_of, own_iteration
 
 __all__ = ["Synthetic"]
 
@@ -41,10 +32,11 @@ __all__ = ["Synthetic"]
 # Not compared by value: comparing tensors in ``like`` does not give one bool.
 @dataclass(frozen=True, eq=False)
 class Synthetic(Backend):
-    """Copies of one batch, as many as the loader has batches, and the last one as short.
+    """Copies of one batch, as many as the loader has batches.
 
-    Every batch has new containers and shares its tensors with the batch one pool earlier. If the
-    step wrote into a batch, that batch is copied again before it is reissued.
+    Tensors of the last batch are cut to its number of samples, where that is known. Every batch has
+    new containers and shares its tensors with the batch one pool earlier. If the step wrote into a
+    batch, that batch is copied again before it is reissued.
 
     Attributes:
         like: the batch to copy; None reads one in a separate process, so that here nothing is
@@ -78,7 +70,7 @@ class Synthetic(Backend):
         """Return one stage, on the device; the obstacle is an epoch of unknown length."""
         device = str(_device(loader))
         obstacle = None
-        if self.batches is None and _is_iterable(loader) and _length(loader.dataset) is None:
+        if self.batches is None and _is_iterable(loader) and batches_in(loader) is None:
             obstacle = (
                 f"{type(loader.dataset).__name__} is iterable and has no length, so the "
                 "number of batches in an epoch is not known; give it: "
@@ -121,8 +113,11 @@ class _SyntheticSession(Session):
         sizes: Iterator[int | None]
         if self._options.batches is not None:
             sizes = itertools.repeat(None, self._options.batches)
-        else:
-            sizes = _sizes(loader)
+        elif (count := batches_in(loader)) is not None:
+            last = _samples_in_last(loader)
+            sizes = (last if turn == count - 1 else None for turn in range(count))
+        else:  # perhaps without an end: one batch for each that the sampler yields
+            sizes = (None for _ in loader._index_sampler)
         return _issued(self._pool, sizes, samples)
 
     def close(self) -> None:
@@ -130,11 +125,10 @@ class _SyntheticSession(Session):
 
 
 def _issued(pool: _Pool, sizes: Iterator[int | None], samples: int | None) -> Iterator[Batch]:
-    """Yield one epoch's batches, each of its size."""
+    """Yield one epoch's batches, of ``samples`` or fewer samples; None: a whole batch."""
     for turn, size in enumerate(sizes):
         batch = pool.issue(turn)
-        whole = size is None or samples is None or size >= samples
-        yield batch if whole else _shortened(batch, size, samples)  # type: ignore[arg-type]
+        yield batch if size is None else map_tensors(batch, partial(_first, size, samples))
 
 
 class _Pool:
@@ -173,22 +167,10 @@ def _versions(batch: Batch) -> list[int]:
     return [leaf._version for leaf in leaves(batch)]
 
 
-def _shortened(batch: Batch, samples: int, of: int) -> Batch:
-    """Return the first ``samples`` samples of ``batch``, which has ``of``: views in new containers.
-
-    Cuts tensors whose first size is ``of``, and lists and tuples of that length that hold no
-    tensors or one a sample. Custom types are returned whole.
-    """
-    if isinstance(batch, torch.Tensor):
-        cut = batch.layout is torch.strided and not batch.is_nested and batch.ndim > 0
-        return batch[:samples] if cut and batch.shape[0] == of else batch
-    if type(batch) in (list, tuple) and len(batch) == of:
-        columns = [child for child in batch if isinstance(child, torch.Tensor)]
-        if not columns or any(not leaf.ndim or leaf.shape[0] != of for leaf in columns):
-            return batch[:samples]
-    if hasattr(batch, "to") and not isinstance(batch, Mapping):
-        return batch
-    return map_children(batch, lambda child: _shortened(child, samples, of))
+def _first(samples: int, of: int | None, leaf: torch.Tensor) -> torch.Tensor:
+    """Return a view of the first ``samples`` of a tensor that has ``of`` of them."""
+    cut = leaf.layout is torch.strided and not leaf.is_nested and leaf.ndim > 0
+    return leaf[:samples] if cut and leaf.shape[0] == of else leaf
 
 
 def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
@@ -199,24 +181,21 @@ def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
     Raises:
         BackendUnavailable: no batch can be made there.
     """
-    if iterates_itself(type(loader)) and not isinstance(loader, DataLoader):
-        with random_states_kept(*generators_of(loader), cuda=False):
-            for batch in loader:  # a loop that training would run as well
+    own = own_iteration(loader)
+    if own is not None:
+        with random_states_kept(*generators_of(own), cuda=False):
+            for batch in own:  # a loop that training would run as well
                 return batch, samples_in(batch)
         return None
-    samples, indices = loader.batch_size, None
-    if not _is_iterable(loader):
-        with random_states_kept(*generators_of(loader), cuda=False):
-            indices = next(iter(loader._index_sampler), _NOTHING)
-            if indices is _NOTHING:
-                return None
-            if loader._auto_collation:
-                indices = list(indices)
-                samples = len(indices)
-    elif loader._auto_collation:
-        indices = [None] * (loader.batch_size or 1)  # what torch passes to an iterable dataset
-    settings = loader.collate_fn, loader.drop_last
-    look = partial(_fetched, indices, loader._dataset_kind, loader._auto_collation, *settings)
+    with random_states_kept(*generators_of(loader), cuda=False):
+        # For an iterable dataset, torch's own sampler of None.
+        first = list(itertools.islice(loader._index_sampler, 1))
+    if not first:
+        return None
+    batched = loader._auto_collation
+    indices: Any = list(first[0]) if batched else first[0]
+    settings = loader._dataset_kind, batched, loader.collate_fn, loader.drop_last
+    look = partial(_fetched, indices, *settings)
     try:
         made = observe(loader, look)
     except Unobserved as error:
@@ -224,7 +203,7 @@ def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
             f"no real batch could be read: {error}; give one: "
             "backend=Synthetic(like=batch), from backends.synthetic"
         ) from error
-    return None if made is None else (made[0], samples)
+    return None if made is None else (made[0], len(indices) if batched else None)
 
 
 def _fetched(
@@ -240,40 +219,12 @@ def _fetched(
         return None
 
 
-_NOTHING: Any = object()
-
-
-def _sizes(loader: Specification) -> Iterator[int | None]:
-    """Yield the number of samples of each batch of an epoch; None for a full one."""
-    if _is_iterable(loader):
-        total = _length(loader.dataset) or 0
-        return _cut(total, loader.batch_size, loader.drop_last)
-    index_sampler: Any = loader._index_sampler
-    if type(index_sampler) is BatchSampler:
-        total_or_none = _length(index_sampler.sampler)
-        if total_or_none is not None:
-            return _cut(total_or_none, index_sampler.batch_size, index_sampler.drop_last)
-    number = _length(index_sampler)
-    if number is not None:
-        return itertools.repeat(None, number)
-    # Without a length, perhaps without an end: one batch for each that the sampler yields.
-    batched = loader._auto_collation
-    return (len(list(indices)) if batched else None for indices in index_sampler)
-
-
-def _cut(total: int, size: int | None, drop_last: bool) -> Iterator[int | None]:
-    if size is None:
-        return itertools.repeat(None, total)
-    full = itertools.repeat(None, total // size)
-    rest = total % size
-    return full if drop_last or not rest else itertools.chain(full, (rest,))
-
-
-def _length(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except (TypeError, NotImplementedError):
-        return None  # no __len__, or one that says that it does not know
+def _samples_in_last(loader: Specification) -> int | None:
+    """Return the number of samples in a last, short batch; None if it is full or not known."""
+    if loader.batch_size is None or loader.drop_last or own_iteration(loader) is not None:
+        return None
+    samples: Any = loader.dataset if _is_iterable(loader) else loader.sampler
+    return len(samples) % loader.batch_size or None
 
 
 def _is_iterable(loader: Specification) -> bool:

@@ -48,7 +48,13 @@ class Ahead(ABC):
     this process. Reading worker queues and files is allowed, and so are this package's own gathers.
     What must run on the consumer's thread (samplers draw from the process-wide generators) runs in
     `supply`.
+
+    Attributes:
+        iterator: torch's iterator that makes the batches, from which the workers can be found; or
+            None.
     """
+
+    iterator: Any = None
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -69,11 +75,6 @@ class Ahead(ABC):
         This many batches can be taken before the first `supply`.
         """
         return 0
-
-    @property
-    def iterator(self) -> object | None:
-        """Torch's iterator that makes the batches, from which the workers can be found; or None."""
-        return None
 
     @abstractmethod
     def supply(self, batches: int) -> None:

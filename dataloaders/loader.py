@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.utils.data
@@ -20,7 +20,6 @@ from torch.utils.data import Dataset, Sampler
 
 from dataloaders import registry
 from dataloaders.backend import Backend, Session
-from dataloaders.batches.tree import Batch, to_device
 from dataloaders.errors import (
     BackendWarning,
     DataLoadersError,
@@ -29,7 +28,7 @@ from dataloaders.errors import (
     UnknownBackend,
 )
 from dataloaders.plan import Plan
-from dataloaders.specification import iterates_itself, state_of
+from dataloaders.specification import own_iteration, state_of
 from dataloaders.tuning import auto
 
 __all__ = ["BACKEND_VARIABLE", "DataLoader", "wrap"]
@@ -84,12 +83,11 @@ class DataLoader(_TorchLoader[T_co]):
 
     # Private state, with defaults here so that unpickled, copied and wrapped loaders have it too.
     _session: Session | None = None
-    # Of the session: its backend, what was asked for, and the process that opened it.
-    _opened: tuple[Backend, str | Backend, int] | None = None
+    # What the open session was asked for, and the process that opened it.
+    _opened: tuple[str | Backend, int] | None = None
     _given_epoch: int | None = None
     _iterations: int = 0
-    _source: _TorchLoader[Any] | None = None
-    _placed: _TorchLoader[Any] | None = None
+    _source: _TorchLoader[Any] | None = None  # a wrapped loader that iterates in its own way
 
     def __init__(
         self,
@@ -159,13 +157,8 @@ class DataLoader(_TorchLoader[T_co]):
 
     def __iter__(self) -> Any:
         """Return an iterator over one epoch, made by this loader's backend."""
-        session, backend = self._current_session()
-        batches = session.epoch()
+        batches = self._current_session().epoch()
         self._iterations += 1
-        if self.device is not None and backend.delivers == "host":
-            device = torch.device(self.device)
-            if device.type != "cpu":
-                return CopiedBatches(batches, device)
         return batches
 
     def __len__(self) -> int:
@@ -182,8 +175,7 @@ class DataLoader(_TorchLoader[T_co]):
         except Exception as error:  # a third-party backend that needs options
             return Plan(str(wanted), obstacle=f"it cannot be made: {error!r}")
         try:
-            backend = self._delivering(backend)
-            plan = backend.explain(self._specification(backend))
+            plan = self._delivering(backend).explain(self)
         except Exception as error:  # a third-party backend; this method never raises
             return Plan(str(wanted), obstacle=f"its explain() failed: {error!r}")
         return replace(plan, notes=(*plan.notes, *filter(None, (learned, refusal))))
@@ -209,10 +201,10 @@ class DataLoader(_TorchLoader[T_co]):
         """Return all but what is open: a copy or an unpickled loader opens its own session."""
         return {**state_of(self), "_iterator": None}  # live workers belong to who started them
 
-    def _current_session(self) -> tuple[Session, Backend]:
+    def _current_session(self) -> Session:
         wanted = self._wanted_backend()
         if self._session is not None and self._opened is not None:
-            backend, asked, pid = self._opened
+            asked, pid = self._opened
             if pid != os.getpid():
                 # A fork inherited this session; its threads and workers belong to the parent.
                 # Torch's iterator, when it is freed, tells its workers to end, and those are the
@@ -220,36 +212,22 @@ class DataLoader(_TorchLoader[T_co]):
                 _INHERITED.append((self._session, self._iterator))
                 self._session = self._iterator = None
             elif _same_choice(asked, wanted):
-                return self._session, backend
+                return self._session
             else:
                 self._session.close()
                 self._session = None
         backend, refusal, _ = self._resolve_backend(wanted)
         if refusal is not None:
             warnings.warn(refusal, BackendWarning, stacklevel=3)
-        backend = self._delivering(backend)
-        self._session = backend.open(self._specification(backend))
-        self._opened = backend, wanted, os.getpid()
-        return self._session, backend
-
-    def _specification(self, backend: Backend) -> _TorchLoader[Any]:
-        """Return what the backend reads: this loader, or a wrapped one that iterates itself."""
-        source = self._source
-        if source is None:
-            return self
-        if self.device is None or backend.delivers == "host":
-            return source
-        # A backend that delivers on a device reads ``device`` from its specification.
-        if self._placed is None:
-            self._placed = object.__new__(type(source))
-        self._placed.__dict__.update(vars(source), _iterator=None, device=self.device)
-        return self._placed
+        self._session = self._delivering(backend).open(self)
+        self._opened = wanted, os.getpid()
+        return self._session
 
     def _delivering(self, backend: Backend) -> Backend:
-        """Return ``backend``, within Prefetch if a device with streams wants host batches."""
+        """Return ``backend``, within Prefetch if a device is to get batches from host memory."""
         if self.device is None or backend.delivers != "host":
             return backend
-        if torch.device(self.device).type not in ("cuda", "xpu"):
+        if torch.device(self.device).type == "cpu":
             return backend
         return registry.load("prefetch")(inner=backend)  # type: ignore[call-arg]
 
@@ -266,7 +244,7 @@ class DataLoader(_TorchLoader[T_co]):
             learned, about = auto.backend_for(self)
             if learned is None:
                 return registry.load("stock")(), None, about
-            obstacle = learned.explain(self._specification(learned)).obstacle
+            obstacle = learned.explain(self).obstacle
             if obstacle is None:
                 return learned, None, about
             refusal = f'backend="auto": {learned.name} cannot serve a loader any more: {obstacle}'
@@ -275,7 +253,7 @@ class DataLoader(_TorchLoader[T_co]):
             return registry.load(wanted)(), None, None
         try:
             backend = registry.load(wanted)()
-            obstacle = backend.explain(self._specification(backend)).obstacle
+            obstacle = backend.explain(self).obstacle
         except (UnknownBackend, MissingDependency) as error:
             if isinstance(error, UnknownBackend):
                 raise UnknownBackend(f"${BACKEND_VARIABLE}: {error}") from None
@@ -286,23 +264,6 @@ class DataLoader(_TorchLoader[T_co]):
             f"${BACKEND_VARIABLE}={wanted} cannot serve a loader, which stays stock: {obstacle}"
         )
         return registry.load("stock")(), refusal, None
-
-
-class CopiedBatches(Generic[T_co]):
-    """Batches of another iterator, copied to ``device`` on the current stream as they are taken."""
-
-    def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
-        self.batches = batches
-        self.device = device
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        return to_device(next(self.batches), self.device)
-
-    def __len__(self) -> int:
-        return len(self.batches)  # type: ignore[arg-type]
 
 
 def wrap(
@@ -336,15 +297,14 @@ def wrap(
     ours = issubclass(type(loader), DataLoader)
     kind: type[DataLoader[T_co]] = type(loader) if ours else DataLoader  # type: ignore[assignment]
     wrapped = kind.__new__(kind)
+    source = own_iteration(loader)
+    if source is not None and seed is not None:
+        raise OptionError(
+            f"seed={seed!r}: {type(source).__name__} iterates by a method of its own, which "
+            "seed= cannot reach; wrap a loader that inherits __iter__ from torch's"
+        )
     # Written to __dict__, because torch's __setattr__ refuses some names on a finished loader.
-    wrapped.__dict__.update(_state_of(loader), _iterator=None)
-    if not ours and iterates_itself(type(loader)):
-        if seed is not None:
-            raise OptionError(
-                f"seed={seed!r}: {type(loader).__name__} iterates by a method of its own, which "
-                "seed= cannot reach; wrap a loader that inherits __iter__ from torch's"
-            )
-        wrapped.__dict__["_source"] = loader
+    wrapped.__dict__.update(_state_of(loader), _iterator=None, _source=source)
     wrapped.backend = backend
     wrapped.device = device
     wrapped.seed = seed

@@ -10,7 +10,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -21,7 +20,7 @@ from dataloaders.errors import MissingDependency, UnknownBackend
 if TYPE_CHECKING:
     from dataloaders.backend import Backend
 
-__all__ = ["ENTRY_POINTS", "Entry", "entries", "load", "shadowing_folder"]
+__all__ = ["ENTRY_POINTS", "Entry", "entries", "load"]
 
 ENTRY_POINTS = "dataloaders.backends"
 """The entry point group through which a third-party package registers a backend."""
@@ -89,7 +88,7 @@ _OURS = {
 def entries() -> dict[str, Entry]:
     """Return every backend that can be named: built-in ones, then those of installed packages."""
     by_name = dict(_OURS)
-    for point in _entry_points():
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if point.name not in by_name:
             origin = point.dist.name if point.dist is not None else "unknown"
             by_name[point.name] = Entry(
@@ -133,39 +132,16 @@ def load(name: str) -> type[Backend]:
     return backend
 
 
-def shadowing_folder(package: str = "backends") -> Path | None:
-    """Return the folder that hides this one's ``package``, or None if this one is found first."""
-    ours = _BACKENDS_FOLDER.parent / package
-    paths = _search_path(package)
-    if any(Path(path).resolve() == ours for path in paths):
-        return None
-    return Path(paths[0]) if paths else None
-
-
-def _search_path(package: str) -> list[str]:
-    """Return the paths of ``package``, or its file if it is a module, without importing it."""
-    module = sys.modules.get(package)
-    if module is not None:
-        paths = [str(path) for path in getattr(module, "__path__", [])]
-        return paths or [str(getattr(module, "__file__", ""))]
-    spec = importlib.util.find_spec(package)
-    if spec is None:
-        return []
-    return [str(path) for path in (spec.submodule_search_locations or [spec.origin or ""])]
-
-
 def _installed_name(module: str) -> str:
     """Return a name that imports this package's ``backends.x``, whatever else has that name.
 
     ``backends`` is a namespace package: a script's own ``backends`` folder without an
     ``__init__.py`` is searched as well, and may have a module of the same name.
     """
-    spec = PathFinder.find_spec(module, _search_path("backends"))
+    package = sys.modules.get("backends") or importlib.util.find_spec("backends")
+    paths = getattr(package, "__path__", None) or getattr(package, "submodule_search_locations", [])
+    spec = PathFinder.find_spec(module, [str(path) for path in paths or ()])
     origin = None if spec is None else spec.origin
     if origin is not None and Path(origin).resolve().is_relative_to(_BACKENDS_FOLDER):
         return module
     return module.replace("backends", "dataloaders._installed_backends", 1)
-
-
-def _entry_points() -> Iterator[importlib.metadata.EntryPoint]:
-    yield from importlib.metadata.entry_points(group=ENTRY_POINTS)

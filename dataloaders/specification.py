@@ -12,7 +12,7 @@ __all__ = [
     "batches_in",
     "device_of",
     "generators_of",
-    "iterates_itself",
+    "own_iteration",
     "sampling_of",
     "state_of",
     "view_of",
@@ -38,22 +38,30 @@ def batches_in(loader: Any) -> int | None:
 
 
 def device_of(wanted: Any) -> torch.device:
-    """Return the device that ``wanted`` names, a CUDA device always with its number.
+    """Return the device that ``wanted`` names, a CUDA or XPU device always with its number.
 
     None means the current CUDA device if there is one, else the CPU.
     """
     if wanted is None:
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(wanted)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
+    if device.type in ("cuda", "xpu") and device.index is None:
+        device = torch.device(device.type, torch.get_device_module(device).current_device())
     return device
 
 
-def iterates_itself(kind: type[DataLoader[Any]]) -> bool:
-    """Whether the class overrides torch's iteration."""
+def own_iteration(loader: DataLoader[Any]) -> DataLoader[Any] | None:
+    """Return the loader whose own ``__iter__`` has to be called; None if torch's iterators serve.
+
+    That is ``loader`` itself if its class overrides torch's iteration, or what `wrap` made it of.
+    """
+    kind = type(loader)
+    if hasattr(kind, "_source"):  # this package's DataLoader
+        source: DataLoader[Any] | None = vars(loader).get("_source")
+        return source
     methods = ("__iter__", "_get_iterator")
-    return any(getattr(kind, name) is not getattr(DataLoader, name) for name in methods)
+    overrides = any(getattr(kind, name) is not getattr(DataLoader, name) for name in methods)
+    return loader if overrides else None
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -107,4 +115,4 @@ def state_of(loader: DataLoader[Any]) -> dict[str, Any]:
     return {name: value for name, value in vars(loader).items() if name not in _OPEN}
 
 
-_OPEN = ("_opened", "_placed", "_session")
+_OPEN = ("_opened", "_session")

@@ -43,7 +43,7 @@ from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan
-from dataloaders.specification import iterates_itself
+from dataloaders.specification import own_iteration
 from dataloaders.tuning.learned import cache_folder
 
 from .batches import Batches, proved
@@ -203,8 +203,8 @@ class H5(Backend):
             line.close()
 
     def _obstacle(self, loader: Specification) -> str | None:
-        if iterates_itself(type(loader)) and not hasattr(loader, "backend"):
-            return f"{type(loader).__name__} iterates in its own way; use backend='stock'"
+        if (own := own_iteration(loader)) is not None:
+            return f"{type(own).__name__} iterates in its own way; use backend='stock'"
         if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
             return "an iterable dataset has no samples by index; give it __getitem__ and __len__"
         if not hasattr(type(loader.dataset), "__len__"):

@@ -84,8 +84,7 @@ class Device:
 
     def used_on(self, leaf: torch.Tensor, stream: Stream) -> None:
         """Keep the memory of ``leaf``, once it is freed, until ``stream`` is done with it."""
-        for part in dense_parts(leaf):
-            part.record_stream(stream)
+        leaf.record_stream(stream)
 
     def enter_thread(self) -> None:
         """Make the calling thread, which is new, work on this device."""
@@ -94,19 +93,3 @@ class Device:
         # One thread copies into pinned memory far more slowly than the bus takes. The workers need
         # the other cores.
         limit_torch_threads(max(1, min(_MOST_COPY_THREADS, usable_cores() // 4)))
-
-
-def dense_parts(leaf: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what holds the memory of ``leaf``: itself, or the parts of a sparse or nested one.
-
-    torch records a stream's use of dense tensors and of jagged ones, but not of sparse ones.
-    """
-    if leaf.layout is torch.sparse_coo:
-        return leaf._indices(), leaf._values()
-    if leaf.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return leaf.crow_indices(), leaf.col_indices(), leaf.values()
-    if leaf.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return leaf.ccol_indices(), leaf.row_indices(), leaf.values()
-    if leaf.is_nested and leaf.layout is torch.strided:
-        return (leaf.values(),)
-    return (leaf,)

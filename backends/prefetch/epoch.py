@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from queue import Empty
 from typing import Any
 
+from torch.profiler import record_function
+
 from dataloaders.backend import Ahead, Session
 from dataloaders.batches.tree import Batch
 from dataloaders.measuring.queues import counts_of
 
-from .profiling import stage
 from .thread import Epoch, Failed, Item
 from .transfer import Transfer
 
@@ -39,20 +40,14 @@ class PrefetchedEpoch:
         self, source: Ahead, epoch: Epoch, transfer: Transfer, inner: Session, timeout: float
     ) -> None:
         self._source: Ahead | None = source
-        self._ended: object | None = None
+        self._iterator: Any = source.iterator  # torch's
         self._epoch = epoch
         self._transfer = transfer
         self._inner: Session | None = inner
         self._timeout = timeout
-        self._superseded = False
         # Without workers torch draws when a batch is asked for. So the thread's first batches are
         # drawn with the first one.
         self._first = max(0, transfer.slots - source.in_flight)
-        self._length: int | str
-        try:
-            self._length = len(source)  # type: ignore[arg-type]
-        except Exception as error:  # torch's TypeError for most; samplers may raise what they like
-            self._length = str(error)
         self._stop = weakref.finalize(self, epoch.stop)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -61,20 +56,15 @@ class PrefetchedEpoch:
     def __next__(self) -> Batch:
         source = self._source
         if source is None:
-            if self._superseded:
-                raise RuntimeError(
-                    "a newer iterator of this loader uses its persistent workers: iterate one at a "
-                    "time, or leave out persistent_workers=True"
-                )
             raise StopIteration
         first, self._first = self._first, 0
         if first:
             source.supply(first)
-        with stage("wait"):
+        with record_function("dataloaders: wait"):
             item = self._next_item()
         if item is None:
-            self._ended = source.iterator  # its workers are done, or their loader's
-            self._leave()
+            self._source = self._inner = None
+            self._stop()
             raise StopIteration
         try:
             try:
@@ -106,26 +96,18 @@ class PrefetchedEpoch:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
 
     def __len__(self) -> int:
-        if isinstance(self._length, str):
-            raise TypeError(self._length)
-        return self._length
+        return len(self._iterator)
 
     def __getattr__(self, name: str) -> Any:
         # torch's own names on an iterator, its workers above all.
-        if name.startswith("__") or name in ("_source", "_ended"):
+        if name.startswith("__") or name == "_iterator":
             raise AttributeError(name)
-        return getattr(self._ended if self._source is None else self._source.iterator, name)
+        return getattr(self._iterator, name)
 
     @property
     def running(self) -> bool:
         """Whether further batches may come."""
         return self._source is not None
-
-    def supersede(self) -> None:
-        """End this iterator, since a newer one needs its workers."""
-        if self._source is not None:
-            self._superseded = True
-            self._leave()
 
     @property
     def ahead(self) -> int:
@@ -134,23 +116,19 @@ class PrefetchedEpoch:
 
     def counts(self) -> tuple[int, int] | None:
         """Count ready and outstanding batches; see `dataloaders.measuring.queues.counts_of`."""
-        inner, ready = counts_of(self._source), self._epoch.ready.qsize()
+        inner, ready = counts_of(self._iterator), self._epoch.ready.qsize()
         if inner is None:
             # No workers: the thread alone makes batches, until its slots are full.
             return ready, ready if self._epoch.done.is_set() else max(ready, self.ahead)
         # The inner loader counts the batch that the thread waits for.
         return ready + inner[0], ready + inner[1]
 
-    def _leave(self) -> None:
-        self._source = self._inner = None
-        self._stop()
-
 
 class SynchronousEpoch:
     """One epoch of batches that only the loop's own thread may take; copied as they come."""
 
     def __init__(self, batches: Iterator[Batch], transfer: Transfer, inner: Session) -> None:
-        self._batches: Iterator[Batch] | None = batches
+        self._batches = batches
         self._transfer = transfer
         self._inner: Session | None = inner
 
@@ -158,25 +136,17 @@ class SynchronousEpoch:
         return self
 
     def __next__(self) -> Batch:
-        if self._batches is None:
-            raise StopIteration
         try:
             batch = next(self._batches)
         except StopIteration:
-            self._batches = self._inner = None
+            self._inner = None
             raise
         return self._transfer.receive(self._transfer.send(batch))
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
 
-    def __getattr__(self, name: str) -> Any:
-        # torch's own counts (how many batches are ready), for whoever measures.
-        if name.startswith("__") or name == "_batches":
-            raise AttributeError(name)
-        return getattr(self._batches, name)
-
     @property
     def running(self) -> bool:
         """Whether further batches may come."""
-        return self._batches is not None
+        return self._inner is not None

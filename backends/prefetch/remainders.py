@@ -7,7 +7,7 @@ tail wanted ──> proved once on samples of this loader ──> tail ─┴─
 from __future__ import annotations
 
 import weakref
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,7 @@ _KNOWN = weakref.WeakKeyDictionary()
 def remainder_of(
     options: Prefetch, inner: Backend, loader: Specification, device: torch.device | None
 ) -> Remainder | str | None:
-    """Return the remainder for one epoch, or why there is no tail.
+    """Return the remainder of a session's epochs, or why there is no tail.
 
     None where no tail is wanted: by default on the CPU, where it would only move work from the
     workers to this process. The first call reads samples.
@@ -37,13 +37,14 @@ def remainder_of(
     on_cpu = device is None or device.type == "cpu"
     if options.tail is False or (options.tail is None and on_cpu and not options.shapes_images):
         return None
-    if not (records(inner) or puts_off(inner)):
+    puts_off, records = _leaves(inner)
+    if not (records or puts_off):
         return f"{inner.name} makes whole batches itself"
     wanted = (options.dtype, options.memory_format, id(loader.dataset), id(loader.collate_fn))
     known = _KNOWN.get(loader)
     if known is not None and known[0] == wanted:
         return known[1]
-    if puts_off(inner):
+    if puts_off:
         description = f"where {inner.name} makes whole batches: ToTensor, Normalize once a batch"
         found: DeviceTail | str = DeviceTail(options.dtype, options.memory_format, description)
     else:
@@ -52,22 +53,18 @@ def remainder_of(
     return found
 
 
-def puts_off(inner: Backend) -> bool:
-    """Whether ``inner`` can leave images as bytes with the steps that are left, as h5 does."""
-    return "puts_off" in {field.name for field in fields(inner)}  # type: ignore[arg-type]
+def leaving_tail(inner: Backend) -> Any:
+    """Return ``inner``, made to leave the tail of its samples to prefetch."""
+    if _leaves(inner)[0]:
+        return replace(inner, puts_off=True)  # type: ignore[type-var]
+    return replace(inner, view=DeviceTail.recorded)  # type: ignore[type-var]
 
 
-def records(inner: Backend) -> bool:
-    """Whether ``inner`` iterates what its ``view`` makes of a loader, as stock does."""
-    return "view" in {field.name for field in fields(inner)} and inner.view is None  # type: ignore[arg-type, attr-defined]
+def _leaves(inner: Backend) -> tuple[bool, bool]:
+    """Return how ``inner`` can leave the tail.
 
-
-class Recorded:
-    """A view for `Stock`: the loader, whose workers record its tail while ``on``."""
-
-    def __init__(self) -> None:
-        self.on = False
-
-    def __call__(self, loader: Specification) -> Specification:
-        """Return what is iterated in place of ``loader``."""
-        return DeviceTail.recorded(loader) if self.on else loader
+    As bytes with the steps that are left, as h5 does; and by iterating a view of the loader, whose
+    workers record it, as stock does.
+    """
+    options = {field.name for field in fields(inner)}  # type: ignore[arg-type]
+    return "puts_off" in options, "view" in options and inner.view is None  # type: ignore[attr-defined]

@@ -8,11 +8,9 @@ epoch() ──> specification (the loader, with changed attributes) ──> inne
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,10 +19,11 @@ from dataloaders import specification
 from dataloaders.backend import Backend, Remainder, Session, Specification
 from dataloaders.batches.tree import Batch
 from dataloaders.errors import BackendWarning
+from dataloaders.replaying.tail import DeviceTail
 
 from .device import has_streams
 from .epoch import PrefetchedEpoch, SynchronousEpoch
-from .remainders import Recorded, puts_off, records, remainder_of
+from .remainders import leaving_tail, remainder_of
 from .thread import Epoch, PrefetchThread
 from .transfer import Transfer
 
@@ -38,18 +37,15 @@ class PrefetchSession(Session):
     def __init__(self, options: Prefetch, inner: Backend, loader: Specification) -> None:
         self._options = options
         self._loader = weakref.ref(loader)
-        self._remainder: Remainder | None = None
+        device = device_of(options, loader)
+        left = remainder_of(options, inner, loader, device)
+        self._remainder = left if isinstance(left, Remainder) else None
+        if isinstance(left, DeviceTail):
+            inner = leaving_tail(inner)
         self._changes: dict[str, Any] = {}
-        self._specification = _same_class(loader)
-        self._backend = inner
-        self._recorded = Recorded()
-        self._put_off = False
-        self._refresh(loader, device_of(options, loader))
-        if records(inner):
-            inner = replace(inner, view=self._recorded)  # type: ignore[type-var]
-        self._put_off = self._remainder is not None and puts_off(inner)
-        if self._put_off:
-            inner = replace(inner, puts_off=True)  # type: ignore[type-var]
+        # An object of the loader's class that does not hold the loader.
+        self._specification: Specification = object.__new__(type(loader))
+        self._refresh(loader, device)
         self._inner = inner.open(self._specification)
         self._pipeline: _Pipeline | None = None
         self._warned = False
@@ -62,26 +58,23 @@ class PrefetchSession(Session):
         device = device_of(self._options, loader)
         self._warn_of_default(loader, device)
         self._refresh(loader, device)
-        pipeline = self._free_pipeline(device, loader)
+        pipeline = self._free_pipeline(device)
         source = self._inner.epoch_ahead()
         batches: PrefetchedEpoch | SynchronousEpoch
         if source is None:
-            pipeline.wait()
             pipeline.transfer.start(self._remainder)
             batches = SynchronousEpoch(self._inner.epoch(), pipeline.transfer, self._inner)
         else:
             epoch = Epoch(source, pipeline.transfer, self._remainder)
             batches = PrefetchedEpoch(source, epoch, pipeline.transfer, self._inner, loader.timeout)
-            pipeline.run(epoch)
+            pipeline.thread.begin(epoch)
         self._show_workers(loader)
-        pipeline.serve(batches)
+        pipeline.batches = weakref.ref(batches)
         return batches
 
     def close(self) -> None:
-        """End the running epoch, the thread and the inner session."""
-        if self._pipeline is not None:
-            self._pipeline.close()
-            self._pipeline = None
+        """End the thread, once a running epoch is over, and the inner session."""
+        self._pipeline = None
         self._inner.close()
         loader = self._loader()
         if loader is not None:
@@ -94,30 +87,22 @@ class PrefetchSession(Session):
     def _refresh(self, loader: Specification, device: torch.device | None) -> None:
         """Update the specification to the loader as it is now, with the attributes that change."""
         # Persistent workers keep the dataset that they were started with.
-        if not (loader.persistent_workers and vars(loader).get("_iterator") is not None):
-            left = remainder_of(self._options, self._backend, loader, device)
-            if not self._put_off:  # such a session's batches need it for ever
-                self._remainder = left if isinstance(left, Remainder) else None
-            self._recorded.on = self._remainder is not None
-            self._changes = {} if self._remainder is None else self._remainder.changes(loader)
+        started = loader.persistent_workers and vars(loader).get("_iterator") is not None
+        if self._remainder is not None and not started:
+            self._changes = self._remainder.changes(loader)
         state = specification.state_of(loader)
         changes = self._options.changes(loader, device)
         self._specification.__dict__.update({**state, **changes, **self._changes})
 
-    def _free_pipeline(self, device: torch.device | None, loader: Specification) -> _Pipeline:
+    def _free_pipeline(self, device: torch.device | None) -> _Pipeline:
         """Return the kept pipeline, if no other iterator uses it; else one for this epoch alone."""
         kept = self._pipeline
-        if kept is not None and kept.device == device:
-            if not kept.busy:
-                return kept
-            if loader.persistent_workers and loader.num_workers > 0:
-                kept.supersede()  # torch, too, gives the workers to the newest iterator
-                return kept
-            return _Pipeline(self._options.transfer(device), device)
-        if kept is not None and not kept.busy:
-            kept.close()
-        self._pipeline = _Pipeline(self._options.transfer(device), device)
-        return self._pipeline
+        if kept is not None and kept.device == device and not kept.busy:
+            return kept
+        pipeline = _Pipeline(self._options.transfer(device), device)
+        if kept is None or kept.device != device:
+            self._pipeline = pipeline
+        return pipeline
 
     def _warn_of_default(self, loader: Specification, device: torch.device | None) -> None:
         """Warn once if every process of this machine would deliver on the same device."""
@@ -136,47 +121,25 @@ class PrefetchSession(Session):
 
 
 class _Pipeline:
-    """A transfer and its thread; they serve one iterator at a time."""
+    """A transfer and its thread; they serve one iterator at a time.
+
+    Attributes:
+        batches: the iterator that they serve, or served last.
+    """
 
     def __init__(self, transfer: Transfer, device: torch.device | None) -> None:
         self.transfer = transfer
         self.device = device
-        self._thread = PrefetchThread(transfer)
-        self._idle: threading.Event | None = None
-        self._batches: weakref.ref[PrefetchedEpoch | SynchronousEpoch] | None = None
+        self.thread = PrefetchThread(transfer)
+        self.batches: weakref.ref[PrefetchedEpoch | SynchronousEpoch] | None = None
         # The thread lives until its epochs have run, even if this pipeline is dropped before.
-        self._end = weakref.finalize(self, self._thread.end)
+        weakref.finalize(self, self.thread.end)
 
     @property
     def busy(self) -> bool:
         """Whether an iterator that may ask for more batches uses this pipeline."""
-        batches = None if self._batches is None else self._batches()
+        batches = None if self.batches is None else self.batches()
         return batches is not None and batches.running
-
-    def run(self, epoch: Epoch) -> None:
-        """Have the thread run ``epoch``."""
-        self._idle = epoch.done
-        self._thread.begin(epoch)
-
-    def wait(self) -> None:
-        """Wait until the thread has sent its last batch."""
-        if self._idle is not None:
-            self._idle.wait()
-
-    def serve(self, batches: PrefetchedEpoch | SynchronousEpoch) -> None:
-        """Note the iterator that uses this pipeline."""
-        self._batches = weakref.ref(batches)
-
-    def supersede(self) -> None:
-        """End the iterator that uses this pipeline."""
-        batches = None if self._batches is None else self._batches()
-        if isinstance(batches, PrefetchedEpoch):
-            batches.supersede()
-
-    def close(self) -> None:
-        """End the thread and the iterator that uses this pipeline."""
-        self.supersede()
-        self._end()
 
 
 def device_of(options: Prefetch, loader: Specification) -> torch.device | None:
@@ -189,17 +152,8 @@ def device_of(options: Prefetch, loader: Specification) -> torch.device | None:
         wanted = torch.accelerator.current_accelerator(check_available=True)
         if not has_streams(wanted):
             return None
-    device = specification.device_of(wanted)
-    if has_streams(device) and device.index is None:
-        device = torch.device(device.type, torch.get_device_module(device).current_device())
-    return device
+    return specification.device_of(wanted)
 
 
 def _wanted(options: Prefetch, loader: Specification) -> Any:
     return options.device if options.device is not None else getattr(loader, "device", None)
-
-
-def _same_class(loader: Specification) -> Specification:
-    """Return an object of the loader's class that does not hold the loader."""
-    shadow: Specification = object.__new__(type(loader))
-    return shadow

@@ -17,17 +17,21 @@ from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 import torch
+from torch.profiler import record_function
 
 from dataloaders.backend import Ahead, Cancelled, Remainder
 from dataloaders.errors import add_note
 
-from .profiling import stage
 from .transfer import Sent, Transfer
 
 _PATIENCE_S = 5.0
 _LATE = (
     "dataloaders: devices report errors late: the training step may have caused this one; with "
     "CUDA_LAUNCH_BLOCKING=1 it is raised where it happens"
+)
+_NO_WORKERS = (
+    "the workers of this iterator were shut down, or a newer iterator of this loader uses them: "
+    "iterate one at a time, or leave out persistent_workers=True"
 )
 
 
@@ -115,12 +119,9 @@ class Epoch:
                 if ended:
                     return
         except Cancelled:
-            if not self._stopped:  # somebody else ended the source: Lightning at the end of a run
-                self.ready.put(Failed(RuntimeError("the workers of this iterator were shut down")))
-                self.ready.put(None)
+            self._fail(RuntimeError(_NO_WORKERS))  # if not stopped: Lightning at a run's end
         except BaseException as error:
-            self.ready.put(Failed(error))
-            self.ready.put(None)
+            self._fail(error)
         finally:
             # The source first: what it holds open ends with its last reference, and whoever waits
             # for ``done`` must find it so.
@@ -129,11 +130,16 @@ class Epoch:
                 self._drop()
             self.done.set()
 
+    def _fail(self, error: BaseException) -> None:
+        """Raise ``error`` at the consumer, and end the epoch there."""
+        self.ready.put(Failed(error))
+        self.ready.put(None)
+
     def _next(self, source: Ahead) -> Item:
         doing = "taken"
         try:
             self.taking_since = time.monotonic()
-            with stage("take"):
+            with record_function("dataloaders: take"):
                 batch = next(source)
             self.taking_since = None
             self._taken += 1

@@ -17,14 +17,22 @@ from collections import deque
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from dataloaders.backend import Remainder
 from dataloaders.batches.memory import HostPool
-from dataloaders.batches.tree import Batch, describe, leaves, map_children, nbytes, to_device
+from dataloaders.batches.tree import (
+    Batch,
+    describe,
+    leaves,
+    map_children,
+    map_tensors,
+    nbytes,
+    to_device,
+)
 from dataloaders.errors import CapacityWarning
 
 from .device import Device, Event, Stream
-from .profiling import stage
 
 
 class Sent:
@@ -74,7 +82,7 @@ class Transfer:
     def send(self, batch: Batch) -> Sent:
         """Begin to move ``batch``, and do the remainder; on one thread at a time."""
         if self._remainder is not None:
-            with stage("remainder"):
+            with record_function("dataloaders: remainder"):
                 batch = self._remainder.apply(batch, move=_same, empty_like=self._pool.empty_like)
         return Sent(batch)
 
@@ -83,9 +91,7 @@ class Transfer:
         batch, sent.batch = sent.batch, None  # the thread may still hold what it sent
         if self._remainder is not None:
             batch = self._remainder.received(batch)
-        if self._to is None or (self._to.type == "cpu" and all(map(_is_on_cpu, leaves(batch)))):
-            return batch
-        return to_device(batch, self._to)
+        return batch if self._to is None else to_device(batch, self._to)
 
 
 class StreamTransfer(Transfer):
@@ -104,9 +110,8 @@ class StreamTransfer(Transfer):
         self._alive = ahead + 2
         self._stream = device.stream()
         self._outstanding: deque[Sent] = deque()  # the sending thread's
-        # The consumer's: the batch in use, and the streams that it may use it on.
-        self._received: Sent | None = None
-        self._recent_streams: deque[Stream] = deque(maxlen=2)
+        # The consumer's: the batch in use, and the stream on which it was handed over.
+        self._received: tuple[Sent, Stream] | None = None
 
     def start(self, remainder: Remainder | None = None) -> None:
         """Drop what was never received."""
@@ -125,7 +130,7 @@ class StreamTransfer(Transfer):
         """
         self._make_room()
         try:
-            with self._device.on(self._stream), stage("copy"):
+            with self._device.on(self._stream), record_function("dataloaders: copy"):
                 sent = Sent(self._copied(batch), self._device.record(self._stream))
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(self._no_room(batch, error)) from error
@@ -135,27 +140,23 @@ class StreamTransfer(Transfer):
     def receive(self, sent: Sent) -> Batch:
         """Let the current stream wait for the copies, and for nothing else on the side stream."""
         stream = self._device.current_stream()
-        self._recent_streams.append(stream)
-        distinct: list[Stream] = []
-        for recent in self._recent_streams:
-            if recent not in distinct:
-                distinct.append(recent)
-        # After all that the consumer has queued until now, older batches are finished.
-        events = tuple(self._device.record(recent) for recent in distinct)
         sent.received = True
         if self._received is not None:
-            self._received.finished = events
-        self._received = sent
+            # After all that the consumer has queued until now, the one before is finished.
+            before, its_stream = self._received
+            before.finished = tuple(map(self._device.record, {its_stream, stream}))
+        self._received = sent, stream
         self._device.stream_waits(stream, sent.copied)
         batch, sent.batch = sent.batch, None
         for leaf in leaves(batch):
-            if self._is_ours(leaf):
+            if leaf.device == self._device.device:
                 self._device.used_on(leaf, stream)
         if self._remainder is not None:
-            whole = self._remainder.received(batch)
-            batch = batch if whole is batch else to_device(whole, self._device.device)
-        # Tensors that the dataset itself put on a device: in the order of the consumer's stream.
-        return self._moved_rest(batch)
+            batch = to_device(self._remainder.received(batch), self._device.device)
+        if any(leaf.is_cpu and not _is_plain(leaf) for leaf in leaves(batch)):
+            # Sparse and nested tensors and the like, whose use on a stream cannot be recorded.
+            batch = map_tensors(batch, self._moved)
+        return batch
 
     def _make_room(self) -> None:
         while len(self._outstanding) >= self._alive:
@@ -175,12 +176,12 @@ class StreamTransfer(Transfer):
 
         if self._remainder is None:
             return copied(batch)
-        with stage("remainder"):
+        with record_function("dataloaders: remainder"):
             return self._remainder.apply(batch, move=copied, empty_like=torch.empty_like)
 
     def _copied_leaf(self, leaf: torch.Tensor) -> torch.Tensor:
         if not _is_plain(leaf):
-            return leaf.to(self._device.device) if leaf.device.type == "cpu" else leaf
+            return leaf  # on a device already, or moved on the consumer's stream
         source = self._pinned(leaf.as_subclass(torch.Tensor))
         target = self._device.empty_like(source)
         self._device.copy(target, source)
@@ -215,13 +216,8 @@ class StreamTransfer(Transfer):
             return leaf
         return pinned.copy_(leaf)
 
-    def _is_ours(self, leaf: torch.Tensor) -> bool:
-        return leaf.device == self._device.device
-
-    def _moved_rest(self, batch: Batch) -> Batch:
-        if all(self._is_ours(leaf) or leaf.device.type == "cpu" for leaf in leaves(batch)):
-            return batch
-        return to_device(batch, self._device.device)
+    def _moved(self, leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.to(self._device.device) if leaf.is_cpu and not _is_plain(leaf) else leaf
 
     def _no_room(self, batch: Batch, error: BaseException) -> str:
         size = nbytes(batch) / 1e6
@@ -230,10 +226,6 @@ class StreamTransfer(Transfer):
             f"({describe(batch)}), with up to {self._alive} alive at once (ahead={self.slots}): "
             f"lower ahead, as in backend=Prefetch(ahead=1), or the batch size. {error}"
         )
-
-
-def _is_on_cpu(leaf: torch.Tensor) -> bool:
-    return leaf.is_cpu
 
 
 def _same(batch: Batch) -> Batch:

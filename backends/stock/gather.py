@@ -2,6 +2,9 @@
 
     TensorDataset(x, y), indices ──> [x.index_select(0, indices), y.index_select(0, indices)]
 
+Torch's own iterators run over a view of the loader, whose dataset returns the indices that it is
+asked for and whose collate_fn gathers. Seeds, samplers, pinning, queues and workers stay torch's.
+
 The batch equals ``default_collate([dataset[i] for i in indices])`` to the bit, including its
 containers. The dataset's tensors are read anew for each batch, so a dataset that changes during an
 epoch changes as it does under torch.
@@ -14,100 +17,123 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import StackDataset, Subset, TensorDataset, get_worker_info
+import torch.utils.data
+from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
+from dataloaders.backend import Specification
 from dataloaders.batches.collation import collates_as_torch
 from dataloaders.batches.tree import Batch
+from dataloaders.batches.whole import RowNumbers, ShowsDataset, WholeBatches
+from dataloaders.specification import view_of
 
 
-class NotGatherable(Exception):
-    """A batch has to be fetched sample by sample; the message says why."""
-
-
-class Gatherer:
-    """Gather batches of one in-memory dataset, by one gather a tensor."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def batch(self, index: Any) -> Batch:
-        """Return ``default_collate([dataset[i] for i in index])``.
-
-        It is in host memory, and inside a DataLoader worker in shared memory, where torch collates.
-
-        Raises:
-            NotGatherable: `obstacle` names why, or an index is not a plain integer.
-            IndexError, RuntimeError: an index is negative or too large. Torch accepts negative
-                ones, so a caller asks torch after any error.
-        """
-        if not collates_as_torch():
-            raise NotGatherable("default_collate_fn_map was changed")
-        return self._gather(self._dataset, index)
-
-    def _gather(self, dataset: Any, index: Any) -> Batch:
-        """Gather the batch of ``index``; None: only find out whether that can be."""
-        kind = type(dataset)
-        rows = None if index is None else _as_index(index)
-        if rows is None and index is not None:
-            raise NotGatherable("an index is not an integer")
-        if kind is Subset:
-            table = dataset.indices
-            if type(table) not in _TABLES:
-                raise NotGatherable(
-                    f"the Subset's indices are a {type(table).__name__}, not a list"
-                )
-            if rows is not None:
-                known = None if type(table) in (list, tuple, range) else _as_index(table)
-                if known is None:
-                    index = [table[row] for row in rows.tolist()]
-                else:
-                    index = known.index_select(0, rows)
-            return self._gather(dataset.dataset, index)
-        if kind is StackDataset:
-            children = dataset.datasets
-            if type(children) is dict:
-                return {key: self._gather(child, rows) for key, child in children.items()}
-            if type(children) is tuple:
-                return [self._gather(child, rows) for child in children]
-            raise NotGatherable(f"the StackDataset holds a {type(children).__name__}")
-        if kind is TensorDataset:
-            if not dataset.tensors:
-                raise NotGatherable("the TensorDataset has no tensors")
-            # default_collate turns a list of tuples into a list of columns.
-            return [self._rows(tensor, rows) for tensor in dataset.tensors]
-        if kind is torch.Tensor:
-            return self._rows(dataset, rows)
-        if kind is not np.ndarray:
-            raise NotGatherable(f"{kind.__name__} is not an in-memory dataset that is known")
-        if not _is_plain_array(dataset):
-            raise NotGatherable("the array is not a plain, writable one")
-        return self._rows(torch.from_numpy(dataset), rows)
-
-    def _rows(self, tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-        why = _not_plain(tensor)
-        if why is not None:
-            raise NotGatherable(why)
-        if rows is None:
-            return tensor
-        if get_worker_info() is None:
-            return tensor.index_select(0, rows)
-        # As torch's collation in a worker: straight into the shared memory that is sent.
-        shape, elements = (len(rows), *tensor.shape[1:]), len(rows) * tensor[0].numel()
-        whole = tensor._typed_storage()  # type: ignore[no-untyped-call]
-        out = tensor.new(whole._new_shared(elements, device=tensor.device)).resize_(shape)
-        return torch.index_select(tensor, 0, rows, out=out)
-
-
-def obstacle(dataset: Any) -> str | None:
-    """Say in a few words why batches of ``dataset`` cannot be gathered; None if they can."""
+def obstacle(loader: Specification) -> str | None:
+    """Say in a few words why the batches of ``loader`` are not gathered; None if they are."""
+    if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
+        return "an iterable dataset has no indices"
+    if loader.batch_sampler is None:
+        return "batch_size=None: the dataset makes its own batches"
+    if loader.collate_fn is not default_collate:
+        return "collate_fn is not torch's default_collate"
+    kind, torchs = type(loader), torch.utils.data.DataLoader
+    methods = ("_get_iterator", "_index_sampler", "_auto_collation")
+    if any(getattr(kind, name) is not getattr(torchs, name) for name in methods):
+        return f"{kind.__name__} changes torch's iteration"
+    if not collates_as_torch():
+        return "default_collate_fn_map was changed"
     try:
-        Gatherer(dataset)._gather(dataset, None)
-    except NotGatherable as error:
+        _gathered(loader.dataset, None)
+    except _NotGatherable as error:
         return str(error)
     return None
 
 
-_TABLES = (list, tuple, range, np.ndarray, torch.Tensor)
+def gathering_view(loader: Specification) -> Specification:
+    """Return a view of ``loader``, which has no `obstacle`, that gathers its batches."""
+    return view_of(
+        loader,
+        dataset=RowNumbers(loader.dataset),
+        collate_fn=_Gathered(loader),
+        worker_init_fn=ShowsDataset(loader.worker_init_fn),
+    )
+
+
+class _Gathered(WholeBatches):
+    """Gather a batch, and let torch fetch it sample by sample wherever that fails."""
+
+    def __init__(self, loader: Specification) -> None:
+        self._dataset = loader.dataset
+        self._torchs = _MapDatasetFetcher(loader.dataset, True, loader.collate_fn, loader.drop_last)
+
+    def __call__(self, rows: Any) -> Batch:
+        """Return the batch in host memory, in a worker in shared memory, as torch collates."""
+        try:
+            if collates_as_torch():
+                return _gathered(self._dataset, rows)
+        except Exception:
+            # Whatever it was (an index out of range, a tensor that changed): torch decides below,
+            # outside this handler, what becomes of it and with which error.
+            pass
+        return self._torchs.fetch(rows)  # type: ignore[no-untyped-call]
+
+
+class _NotGatherable(Exception):
+    """A batch has to be fetched sample by sample; the message says why."""
+
+
+def _gathered(dataset: Any, index: Any) -> Batch:
+    """Gather the batch of ``index``; None: only find out whether that can be done.
+
+    Raises:
+        _NotGatherable: the dataset is of another kind, or an index is not a plain integer.
+        IndexError, RuntimeError: an index is negative or too large. Torch accepts negative ones.
+    """
+    kind = type(dataset)
+    rows = None if index is None else _as_index(index)
+    if rows is None and index is not None:
+        raise _NotGatherable("an index is not an integer")
+    if kind is Subset:
+        table = dataset.indices
+        if type(table) not in (list, tuple, range, np.ndarray, torch.Tensor):
+            raise _NotGatherable(f"the Subset's indices are a {type(table).__name__}, not a list")
+        if rows is not None:
+            known = None if type(table) in (list, tuple, range) else _as_index(table)
+            if known is None:
+                index = [table[row] for row in rows.tolist()]
+            else:
+                index = known.index_select(0, rows)
+        return _gathered(dataset.dataset, index)
+    if kind is StackDataset:
+        children = dataset.datasets
+        if type(children) is dict:
+            return {key: _gathered(child, rows) for key, child in children.items()}
+        return [_gathered(child, rows) for child in children]
+    if kind is TensorDataset:
+        if not dataset.tensors:
+            raise _NotGatherable("the TensorDataset has no tensors")
+        # default_collate turns a list of tuples into a list of columns.
+        return [_rows(tensor, rows) for tensor in dataset.tensors]
+    if kind is torch.Tensor:
+        return _rows(dataset, rows)
+    raise _NotGatherable(f"{kind.__name__} is not an in-memory dataset that is known")
+
+
+def _rows(tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    why = _not_plain(tensor)
+    if why is not None:
+        raise _NotGatherable(why)
+    if rows is None:
+        return tensor
+    if get_worker_info() is None:
+        return tensor.index_select(0, rows)
+    # As torch's collation in a worker: straight into the shared memory that is sent.
+    shape, elements = (len(rows), *tensor.shape[1:]), len(rows) * tensor[0].numel()
+    whole = tensor._typed_storage()  # type: ignore[no-untyped-call]
+    out = tensor.new(whole._new_shared(elements, device=tensor.device)).resize_(shape)
+    return torch.index_select(tensor, 0, rows, out=out)
+
+
 _INTEGERS = {int, np.int64, np.int32}
 
 
@@ -140,14 +166,3 @@ def _not_plain(tensor: torch.Tensor) -> str | None:
     if tensor.dim() == 0 or tensor.numel() == 0:
         return "a tensor has no elements or no dimension to index"
     return None
-
-
-def _is_plain_array(dataset: np.ndarray[Any, Any]) -> bool:
-    return (
-        dataset.ndim >= 2
-        and dataset.size > 0
-        and dataset.dtype.isnative
-        and dataset.dtype.kind in "biufc"
-        and dataset.flags.c_contiguous
-        and dataset.flags.writeable
-    )

@@ -15,13 +15,13 @@ limit.
 from __future__ import annotations
 
 import math
-import mmap
 import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dataloaders.machine.resources import total_memory
@@ -34,7 +34,7 @@ or may not, depending on the state of its heap; above, it never does (mallopt(3)
 """
 
 _WINDOW = 64  # a buffer that none of so many tensors came from is released
-_PAGE = mmap.PAGESIZE
+_ALIGNMENT = 64  # torch's own
 
 
 class HostPool:
@@ -72,7 +72,11 @@ class HostPool:
         array = self._lend(nbytes) if nbytes >= self._smallest else None
         if array is None:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        return tensor_over(array, shape, dtype)
+        # Only the tensor's storage holds ``array``. Not a view of another tensor: some operations
+        # are forbidden on views.
+        tensor = torch.empty(0, dtype=dtype, device="cpu")
+        tensor.set_(torch.from_numpy(array).untyped_storage(), 0, shape)  # type: ignore[call-overload]
+        return tensor
 
     def empty_like(self, leaf: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a tensor like ``leaf`` with undefined contents, as ``torch.empty_like`` does.
@@ -85,46 +89,36 @@ class HostPool:
                 return out
         return torch.empty_like(leaf, dtype=dtype)
 
-    @property
-    def free_bytes(self) -> int:
-        """Bytes of buffers that nothing refers to at present."""
-        return sum(buffer.nbytes for buffer in self._buffers if buffer.is_free())
+    def _lend(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
+        """Return the memory for a tensor of ``nbytes``; None where torch is to make it.
 
-    @property
-    def lent_bytes(self) -> int:
-        """Bytes of buffers that tensors refer to at present."""
-        return sum(buffer.nbytes for buffer in self._buffers if not buffer.is_free())
-
-    def _lend(self, nbytes: int) -> np.ndarray[Any, Any] | None:
-        """Return the memory for a tensor of ``nbytes``; None if another call holds the lock."""
+        That is if another call holds the lock, or if there is no memory: torch tries once more, and
+        raises its own error.
+        """
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            buffer = self._best_fit(nbytes)
+            # A tensor takes at least half of its buffer: a caller that keeps many small tensors
+            # must not keep a large buffer for each.
+            fits = [
+                each
+                for each in self._buffers
+                if nbytes <= each.nbytes <= 2 * nbytes and each.is_free()
+            ]
+            buffer = min(fits, key=lambda each: (each.nbytes, -each.lent_at), default=None)
             if buffer is None:
-                try:
-                    buffer = _Buffer(nbytes)
-                except (MemoryError, OSError, ValueError):
-                    self._release(most_free=0)
-                    return None  # torch tries once more, and raises its own error
+                buffer = _Buffer(nbytes)
                 self._buffers.append(buffer)
             self._handed_out += 1
             buffer.lent_at = self._handed_out
-            array = np.frombuffer(buffer.memory, np.uint8, nbytes)
+            array = buffer.view(nbytes)
             self._release(self._most_free)
             return array
+        except (MemoryError, OverflowError, ValueError):
+            self._release(most_free=0)
+            return None
         finally:
             self._lock.release()
-
-    def _best_fit(self, nbytes: int) -> _Buffer | None:
-        """Return the smallest free buffer that holds ``nbytes``, the one used last if several do.
-
-        A tensor takes at least half of its buffer: a caller that keeps many small tensors must not
-        keep a large buffer for each.
-        """
-        most = 2 * _whole_pages(nbytes)
-        fits = [each for each in self._buffers if nbytes <= each.nbytes <= most and each.is_free()]
-        return min(fits, key=lambda each: (each.nbytes, -each.lent_at), default=None)
 
     def _release(self, most_free: int) -> None:
         """Release free buffers that were not used lately, and the oldest beyond ``most_free``."""
@@ -135,53 +129,31 @@ class HostPool:
                     self._buffers.remove(buffer)
 
 
-def tensor_over(
-    array: np.ndarray[Any, Any], shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    """Return a dense CPU tensor in the memory of ``array`` (uint8, just long enough).
-
-    Only its storage holds ``array``: when ``array`` dies, nothing refers to the storage any more.
-    """
-    storage = torch.from_numpy(array).untyped_storage()
-    # Not a view of that tensor: some operations are forbidden on views.
-    tensor = torch.empty(0, dtype=dtype, device="cpu")
-    tensor.set_(storage, 0, shape)  # type: ignore[call-overload]
-    return tensor
-
-
 class _Buffer:
-    """Memory that the pool owns, in whole pages, private to this process.
+    """Memory that the pool owns.
 
     Attributes:
         lent_at: how many tensors the pool had handed out, this one's latest included.
     """
 
-    __slots__ = ("lent_at", "memory", "nbytes")
-
     def __init__(self, nbytes: int) -> None:
-        self.nbytes = _whole_pages(nbytes)
+        self.nbytes = nbytes
         self.lent_at = 0
-        if sys.platform == "win32":  # maps have no flags there, and nothing forks
-            self.memory = mmap.mmap(-1, self.nbytes)
-        else:  # mmap's default is memory shared with forked children
-            self.memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:  # pages of 2 MiB: first use costs a third
-                self.memory.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel built without them
+        # NumPy asks the system for pages of 2 MiB, whose first use costs a third.
+        self._memory: npt.NDArray[Any] = np.empty(nbytes + _ALIGNMENT, np.uint8)
+
+    def view(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return an aligned view of the first ``nbytes``; its base is the memory itself."""
+        start = -self._memory.__array_interface__["data"][0] % _ALIGNMENT
+        return self._memory[start : start + nbytes]
 
     def references(self) -> int:
         """Count the references to its memory: more than `_UNUSED` while a tensor lives."""
-        return sys.getrefcount(self.memory)
+        return sys.getrefcount(self._memory)
 
     def is_free(self) -> bool:
         """Whether no tensor lives in it."""
         return self.references() == _UNUSED
-
-
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // _PAGE) * _PAGE
 
 
 _UNUSED = _Buffer(1).references()

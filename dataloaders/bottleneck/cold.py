@@ -20,7 +20,7 @@ from dataloaders.bottleneck.preparation import CollateApart, Prepared, WithFiles
 from dataloaders.machine import page_cache
 from dataloaders.measuring.clocks import Clock
 from dataloaders.measuring.intervals import Interval, mean_of
-from dataloaders.specification import iterates_itself, view_of
+from dataloaders.specification import own_iteration, view_of
 from dataloaders.tuning.variant import backend_of
 
 _FEWEST, _BUDGET_SHARE = 6, 0.3
@@ -41,8 +41,7 @@ def cold_block(
     """
     feed = blocks.feed
     warm_up = feed.in_flight if feed.workers else 1
-    own = hasattr(loader, "backend")  # whose workers read as torch's do
-    plain = backend_of(loader).name == "stock" and (own or not iterates_itself(type(loader)))
+    plain = backend_of(loader).name == "stock" and own_iteration(loader) is None
     files = {file for of in seen.files for file in of} | set(seen.shared)
     if not files or loader.batch_sampler is None:
         return None

@@ -19,7 +19,7 @@ def carry_out(parsed: object) -> int:
         print(f"CUDA: {torch.cuda.get_device_name()}, torch {torch.__version__}")
     else:
         print(f"CUDA: no device that torch {torch.__version__} can use")
-    hidden = hidden_by(Path.cwd(), "backends") or registry.shadowing_folder("backends")
+    hidden = hidden_by(Path.cwd(), "backends")
     if hidden is not None:
         print(
             f"note: {hidden} has the name of our package 'backends'; backends named by a string "

@@ -16,7 +16,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dataloaders.batches.tree import Batch
 from dataloaders.errors import CheckError
-from dataloaders.loader import CopiedBatches
 from dataloaders.measuring.clocks import HostTime, cpu_seconds
 from dataloaders.measuring.queues import counts_of
 from dataloaders.specification import batches_in
@@ -94,8 +93,6 @@ class Feed:
         self.close()
         begin = self._time.now()
         iterator = self._iterate()
-        if isinstance(iterator, CopiedBatches):
-            self.copies_to, iterator = iterator.device, iterator.batches
         self._iterator = iterator
         self.countable = counts_of(iterator) is not None
         self._drawn = _Drawn.of(iterator)

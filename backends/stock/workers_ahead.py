@@ -20,7 +20,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 from dataloaders.backend import Ahead, Cancelled, Specification
 from dataloaders.batches.tree import Batch
 from dataloaders.errors import add_note
-from dataloaders.measuring.queues import counts_of
 
 _POLL_S = 0.1
 """The longest wait between two looks at whether the epoch was cancelled."""
@@ -45,8 +44,6 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         self._drawn: dict[int, Any] = {}  # indices of tasks in flight, if results keep their order
         super().__init__(loader)  # runs _reset() at its end
         self._timeout = 0  # PrefetchedEpoch counts it, from when the consumer waits
-        # Profiles show the name that they show for torch's iterator.
-        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
     def begin(self, loader: Specification) -> None:
         """Begin a new epoch with the same workers; on the consumer's thread."""
@@ -147,12 +144,13 @@ class WorkersEpoch(Ahead):
     """One epoch of `AheadWorkers`. It holds the workers, and ends when the next epoch begins.
 
     Attributes:
+        iterator: torch's iterator with its workers.
         all_drawn: whether the consumer has no more tasks to send.
         base_seed: as torch drew it at ``iter()``; of persistent workers, when they were started.
     """
 
     def __init__(self, workers: AheadWorkers) -> None:
-        self._workers = workers
+        self.iterator = workers
         self._cancelled = workers.cancelled
         self._counter: _BatchCounter | None = None
         if workers._IterableDataset_len_called is not None:
@@ -168,10 +166,10 @@ class WorkersEpoch(Ahead):
             self.all_drawn = workers._send_idx < workers.most_tasks
 
     def __next__(self) -> Batch:
-        return self._workers.take(self)
+        return self.iterator.take(self)
 
     def __len__(self) -> int:
-        return len(self._workers)
+        return len(self.iterator)
 
     @property
     def is_over(self) -> bool:
@@ -180,7 +178,7 @@ class WorkersEpoch(Ahead):
 
     def supply(self, batches: int) -> None:
         """Draw the indices of ``batches`` tasks and send them; see `Ahead`."""
-        workers = self._workers
+        workers = self.iterator
         for _ in range(batches):
             # A dead worker's tasks stay in flight: for its errors no further ones are drawn.
             full = workers._tasks_outstanding >= workers.most_tasks
@@ -196,18 +194,9 @@ class WorkersEpoch(Ahead):
                 workers.tasks.notify_all()
 
     @property
-    def iterator(self) -> AheadWorkers:
-        """Return torch's iterator with its workers; see `Ahead`."""
-        return self._workers
-
-    @property
     def in_flight(self) -> int:
         """Return the number of tasks that torch sends at ``iter()``; see `Ahead`."""
-        return self._workers.most_tasks
-
-    def counts(self) -> tuple[int, int] | None:
-        """Count batches in the workers' queues; see `dataloaders.measuring.queues.counts_of`."""
-        return counts_of(self._workers)
+        return int(self.iterator.most_tasks)
 
     def handed_over(self) -> None:
         """Warn of more batches than an iterable dataset announced, as torch does; see `Ahead`."""
