@@ -9,11 +9,9 @@ import random
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import hypothesis
 import pytest
@@ -30,40 +28,27 @@ hypothesis.settings.load_profile("no deadline")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # "forkserver" pickles what workers get, as "spawn" does, but its workers need no seconds to import
-# torch. The contract of backends and a few tests use both; all others use the first.
-multiprocessing.set_forkserver_preload(["torch.utils.data"])
+# torch. The contract of backends and a few tests use both; all others use the first, and so does
+# `helpers.warm`.
+multiprocessing.set_forkserver_preload(["torchvision.datasets", "torchvision.transforms.v2"])
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip ``gpu`` tests where there is no CUDA device, and mark most of a product nightly."""
-    products: dict[object, list[pytest.Item]] = defaultdict(list)
-    tables: dict[object, list[pytest.Item]] = defaultdict(list)
+    seen: dict[str, set[object]] = defaultdict(set)
     for item in items:
         test = item.nodeid.partition("[")[0]
-        if item.get_closest_marker("covering") is not None:
-            products[test].append(item)
-        if item.get_closest_marker("thinned") is not None:
-            tables[test].append(item)
-        by_day = getattr(getattr(item, "cls", None), "by_day", None)
-        if by_day is not None and item.originalname not in by_day:  # type: ignore[attr-defined]
-            item.add_marker(pytest.mark.nightly)
-    for cases in tables.values():
-        mark = cases[0].get_closest_marker("thinned")
-        assert mark is not None
-        for number, case in enumerate(cases):
-            if number % mark.args[0]:
-                case.add_marker(pytest.mark.nightly)
-    for cases in products.values():
-        mark = cases[0].get_closest_marker("covering")
-        assert mark is not None
-        strength = mark.args[0] if mark.args else 1
-        params: list[dict[str, Any]] = [case.callspec.params for case in cases]  # type: ignore[attr-defined]
-        values = [{name: id(value) for name, value in each.items()} for each in params]
-        kept = covering(values, strength)
-        for number, case in enumerate(cases):
-            if number not in kept:
-                case.add_marker(pytest.mark.nightly)
+        thinned = item.get_closest_marker("thinned")
+        if thinned is not None:
+            if len(seen[test]) % thinned.args[0]:
+                item.add_marker(pytest.mark.nightly)
+            seen[test].add(item)
+        elif item.get_closest_marker("covering") is not None:
+            values = {(name, id(value)) for name, value in item.callspec.params.items()}  # type: ignore[attr-defined]
+            if values <= seen[test]:
+                item.add_marker(pytest.mark.nightly)
+            seen[test] |= values
     if order := os.environ.get("TEST_ORDER"):
         _shuffle(items, order)
     if torch.cuda.is_available():
@@ -79,22 +64,6 @@ def _shuffle(items: list[pytest.Item], seed: str) -> None:
     keys = {item: random.Random(f"{seed}{item.nodeid}").random() for item in items}
     files = {item.path: random.Random(f"{seed}{item.path.name}").random() for item in items}
     items.sort(key=lambda item: (files[item.path], keys[item]))
-
-
-def covering(cases: Sequence[Mapping[str, int]], strength: int) -> set[int]:
-    """Return the numbers of few of ``cases`` in which each value of each parameter occurs.
-
-    With a ``strength`` of 2 each pair of values, with 3 each triple: see Cohen et al., "The AETG
-    System", 1997. Each next case is the one that adds most.
-    """
-    parts = [set(combinations(sorted(case.items()), min(strength, len(case)))) for case in cases]
-    missing = set().union(*parts)
-    kept: set[int] = set()
-    while missing:
-        best = max(range(len(parts)), key=lambda number: len(parts[number] & missing))
-        kept.add(best)
-        missing -= parts[best]
-    return kept
 
 
 def pytest_collection_finish() -> None:

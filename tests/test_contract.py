@@ -60,10 +60,9 @@ class TestH5(BackendContract):
         return H5()
 
 
+@pytest.mark.nightly
 class TestPrefetchOfH5(TestH5):
     everyday = FEW
-    ends = ()
-    by_day = ("test_batches_of_persistent_workers_are_torchs", "test_nothing_outlives_a_loader")
 
     @pytest.fixture
     def backend(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
@@ -76,21 +75,6 @@ class TestDali(BackendContract):
 
     # Samples without images pass through prefetch and stock, as in the contract of prefetch.
     everyday = ("dicts", "stream", "no batches", "folder of photos", "photos by their files")
-    by_day = (
-        "test_a_break_leaves_a_fresh_next_epoch_and_two_iterators_are_independent",
-        "test_a_copy_taken_in_mid_epoch_is_a_loader_of_its_own",
-        "test_a_forked_child_has_batches_of_its_own",
-        "test_a_sample_that_hangs_is_torchs_time_out",
-        "test_a_script_ends_cleanly_while_its_iterators_live",
-        "test_an_error_is_torchs_and_the_next_epoch_begins_anew",
-        "test_an_iterator_ends_for_good_and_its_batches_can_be_kept",
-        "test_another_backend_ends_what_this_one_held",
-        "test_batches_are_like_torchs",
-        "test_batches_are_on_the_gpu_that_device_says",
-        "test_batches_of_persistent_workers_are_torchs",
-        "test_every_dataset_is_explained_and_the_others_are_refused",
-        "test_nothing_outlives_a_loader",
-    )
     usual = "folder of photos"
     options = {"device": "cpu"}  # noqa: RUF012
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from dataloaders import registry
 from dataloaders.batches.tree import Batch
-from dataloaders.cli import check
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
     no_loader,
@@ -41,6 +40,8 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     printed; else as `check`.
     """
     if options.backends:
+        from dataloaders.cli import check  # which needs psutil and rich
+
         return check.carry_out(target, args, options)
     if options.cache is not None:
         raise OptionError("--cache is for --backends, which tries that cache; give both")

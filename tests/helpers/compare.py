@@ -6,7 +6,8 @@ import dataclasses
 import random
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,67 +90,62 @@ def assert_same(
         theirs: what it has to be.
         where: what the message calls the value.
         strides: whether tensors have the same strides.
-        storage: whether their memory is alike too: shared or not, how large, and where they begin.
+        storage: whether their memory is alike too: shared or not, how large, and where it begins.
         device: whether they are on the same device.
     """
-    difference = _difference(ours, theirs, where, _Looks(strides, storage, device))
+    difference = _difference(ours, theirs, where, _Compared(strides, storage, device))
     assert difference is None, difference
 
 
 def same(one: Any, other: Any, *, strides: bool = True) -> bool:
     """Return whether two values are the same, as `assert_same` has it."""
-    return _difference(one, other, "value", _Looks(strides)) is None
+    return _difference(one, other, "value", _Compared(strides)) is None
 
 
-def bits(value: Any) -> Any:
-    """Return the type's name and the bits of ``value``, comparable and picklable."""
-    kind = type(value).__name__
-    if isinstance(value, torch.Tensor):
-        return kind, str(value.dtype), tuple(value.shape), _raw(value).numpy().tobytes()
-    if isinstance(value, (np.ndarray, np.generic)):
-        return kind, value.dtype.str, value.shape, value.tobytes()
-    if _is_image(value):
-        return "Image", *_image_bits(value)
-    if isinstance(value, (float, complex)):
-        return kind, repr(value)
-    if isinstance(value, dict):
-        return kind, [(type(key), key, bits(inner)) for key, inner in value.items()]
-    if isinstance(value, (list, tuple)):
-        return kind, getattr(value, "_fields", ()), [bits(inner) for inner in value]
-    return kind, value
+def bits(value: Any) -> tuple[Any, ...]:
+    """Return types, keys, shapes, dtypes and bits of ``value``, comparable and picklable."""
+    compared = _Compared(strides=False, device=False)
+    return tuple((where, form) for where, _, form in _parts(value, "", compared))
 
 
-class _Looks(NamedTuple):
+class _Compared(NamedTuple):
     strides: bool = True
     storage: bool = False
     device: bool = True
 
 
-def _difference(ours: Any, theirs: Any, where: str, looks: _Looks) -> str | None:
+def _difference(ours: Any, theirs: Any, where: str, compared: _Compared) -> str | None:
     """Return where and how two values differ; None if they are the same."""
-    if _is_image(ours) and _is_image(theirs):  # a file's image has a class of its own
-        alike = _image_bits(ours) == _image_bits(theirs)
-    elif type(ours) is not type(theirs):
-        return f"{where}: a {type(ours).__name__} is no {type(theirs).__name__}: {ours}, {theirs}"
-    elif isinstance(ours, torch.Tensor):
-        return _difference_of_tensors(ours, theirs, where, looks)
-    elif isinstance(ours, (np.ndarray, np.generic)):
-        alike = (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-        if alike and (ours.tobytes() != theirs.tobytes() or ours.dtype.kind == "O"):
-            alike = np.array_equal(ours, theirs, equal_nan=ours.dtype.kind in "fc")
-    elif (parts := _parts(ours)) is not None:
-        others = _parts(theirs) or {}
-        if list(parts) != list(others):
-            return f"{where}: {list(parts)} are not {list(others)}"
-        found = (_difference(parts[at], others[at], where + at, looks) for at in parts)
-        return next((each for each in found if each is not None), None)
+    pairs = zip_longest(_parts(ours, where, compared), _parts(theirs, where, compared))
+    for (place, value, form), (_, wanted, wanted_form) in pairs:  # equal keys, equally many parts
+        if form != wanted_form:
+            return f"{place}: {form[:-1]} {value!r} is not {wanted_form[:-1]} {wanted!r}"
+    return None
+
+
+def _parts(value: Any, where: str, compared: _Compared) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each part of ``value``: how code gets at it, the part, and a form to compare.
+
+    The form of a container has its keys, that of a leaf ends with its bits.
+    """
+    kind = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        yield where, value, (kind, *_form_of_tensor(value, compared))
+    elif isinstance(value, (np.ndarray, np.generic)):
+        plain = value.tolist() if value.dtype.kind == "O" else _bits_of_array(np.asarray(value))
+        yield where, value, (kind, value.dtype.str, value.shape, plain)
+    elif (pillow := sys.modules.get("PIL.Image")) and isinstance(value, pillow.Image):
+        yield where, value, ("Image", *_form_of_image(value))  # a file's image has its own class
+    elif (inner := _inner(value)) is not None:
+        yield where, value, (kind, tuple(inner))
+        for key, part in inner.items():
+            yield from _parts(part, where + key, compared)
     else:
-        alike = repr(ours) == repr(theirs) if isinstance(ours, (float, complex)) else ours == theirs
-    return None if alike else f"{where}: {ours!r} is not {theirs!r}"
+        yield where, value, (kind, repr(value) if isinstance(value, (float, complex)) else value)
 
 
-def _parts(value: Any) -> dict[str, Any] | None:
-    """Return what a container holds, by how code would get at it; None if it is none."""
+def _inner(value: Any) -> dict[str, Any] | None:
+    """Return what a container holds, by how code gets at it; None if it is none."""
     if isinstance(value, Mapping):
         return {f"[{key!r}]": inner for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -161,60 +157,45 @@ def _parts(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _difference_of_tensors(
-    ours: torch.Tensor, theirs: torch.Tensor, where: str, looks: _Looks
-) -> str | None:
-    for name in ("shape", "dtype", "layout", "requires_grad", *("device",) * looks.device):
-        one, other = getattr(ours, name), getattr(theirs, name)
-        if one != other:
-            return f"{where}: {name} {one} is not {other}"
-    if ours.is_meta:
-        return None
-    if ours.layout is not torch.strided:
-        return _difference(ours.to_dense(), theirs.to_dense(), where, looks)
-    if looks.strides and ours.stride() != theirs.stride():
-        return f"{where}: strides {ours.stride()} are not {theirs.stride()}"
-    if looks.storage:
-        memory = [
-            (each.is_shared(), each.storage_offset(), each.untyped_storage().nbytes())
-            for each in (ours, theirs)
-        ]
-        if memory[0] != memory[1]:
-            return f"{where}: memory (shared, offset, bytes) {memory[0]} is not {memory[1]}"
-    one, other = _raw(ours), _raw(theirs)
-    if torch.equal(one, other):
-        return None
-    values, wanted = (plain.view(ours.dtype) for plain in (one, other))
-    off = (one != other).view(-1, ours.element_size()).any(1)
-    if ours.is_floating_point() or ours.is_complex():
-        one, other = (each if each.is_complex() else each.double() for each in (values, wanted))
-        off &= ~(one.isnan() & other.isnan())
-    if not off.any():
-        return None
-    first = int(off.nonzero()[0])
-    told = f"{values[first].item()} is not {wanted[first].item()}"
-    return f"{where}: {told} at {first} of {ours.numel()}, {int(off.sum())} differ"
-
-
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of ``tensor``, in the order of its elements."""
-    plain = tensor.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg()
+def _form_of_tensor(tensor: torch.Tensor, compared: _Compared) -> Iterator[Any]:
+    yield from (tuple(tensor.shape), str(tensor.dtype), str(tensor.layout), tensor.requires_grad)
+    if compared.device:
+        yield str(tensor.device)
+    if tensor.is_meta:
+        return
+    plain = tensor.detach().as_subclass(torch.Tensor).cpu()
+    if plain.layout is not torch.strided:
+        plain = plain.to_dense()
+    elif compared.strides:
+        yield plain.stride()
+    if compared.storage:
+        yield tensor.is_shared(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
+    plain = plain.resolve_conj().resolve_neg()
     # Not contiguous(): that leaves one value as it is, whatever its stride.
     flat = plain.clone(memory_format=torch.contiguous_format).reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    if not flat.numel():
+        yield b""
+        return
+    rows = flat.view(torch.uint8).reshape(flat.numel(), -1)
+    if flat.is_floating_point():
+        rows[flat.double().isnan()] = 255
+    yield rows.numpy().tobytes()
 
 
-def _is_image(value: Any) -> bool:
-    pillow = sys.modules.get("PIL.Image")  # not imported for those who have no images
-    return pillow is not None and isinstance(value, pillow.Image)
+def _bits_of_array(array: np.ndarray[Any, Any]) -> bytes:
+    if array.dtype.kind in "fc":
+        array = np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
+    return array.tobytes()
 
 
-def _image_bits(image: Any) -> tuple[Any, ...]:
+def _form_of_image(image: Any) -> tuple[Any, ...]:
     palette: tuple[Any, ...] = ()
     if image.mode == "P":
         mode = image.palette.mode if image.palette else "RGB"  # a PNG file may lack it
-        palette = (mode, image.getpalette(mode), image.info.get("transparency"))
-    return (image.mode, image.size, image.tobytes(), *palette)
+        palette = (mode, tuple(image.getpalette(mode) or ()), image.info.get("transparency"))
+    return (image.mode, image.size, *palette, image.tobytes())
 
 
 def structure(batch: Any) -> Any:

@@ -76,10 +76,7 @@ class EpochContract:
         starts_workers: whether ``num_workers`` processes make the batches of the usual one.
         alive: loaders that live when their script ends, each by its dataset and its options.
         ends: how it ends in the default tests; nightly tests try every way.
-        by_day: names of the tests that run by default; None: all.
     """
-
-    by_day: ClassVar[tuple[str, ...] | None] = None
 
     served: ClassVar[frozenset[str]] = EVERYTHING
     refuses: ClassVar[str] = "nothing is refused"

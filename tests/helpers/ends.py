@@ -153,19 +153,18 @@ def assert_ends_cleanly(
         folder: where the scripts run.
         alive: what lives.
         ends: how it ends, of `SOURCES`.
-        python: a fresh interpreter, which knows its own packages only; None: see `warm`.
+        python: an interpreter that knows its own packages only; None: this one.
     """
     sources = {end: textwrap.dedent(SOURCES[end]) for end in ends}
     (folder / "wanted").write_bytes(pickle.dumps(([tuple(each) for each in alive], sources)))
-    fresh = {} if python is None else {"fresh": True, "python": python, "env": {"PYTHONPATH": ""}}
-    done = run_script(folder, _SCRIPT, taken_down=True, **fresh)
+    other = {} if python is None else {"python": python, "env": {"PYTHONPATH": ""}}
+    done = run_script(folder, _SCRIPT, fresh=True, **other)
     assert done.returncode == 0, done.stderr
     assert (done.stdout, done.stderr) == ("", "")
     ended = json.loads((folder / "ended").read_text())
     assert list(ended) == list(sources)
     workers_of = [each.workers for each in alive if each.workers]
     for end, (status, output, errors) in ended.items():
-        errors, _, _ = errors.partition("nanobind: leaked ")  # triton's, which `warm` has frozen
         if end == "SIGTERM":
             errors = ""  # torch's workers may complain that their parent is gone
         last = _LAST_LINE.get(end)

@@ -26,7 +26,6 @@ def run_script(
     env: Mapping[str, str] | None = None,
     timeout: float = 60,
     fresh: bool = False,
-    taken_down: bool = False,
     python: str | Path = sys.executable,
 ) -> subprocess.CompletedProcess[str]:
     """Write ``source`` to ``folder/script.py`` and run it there; output is text.
@@ -37,7 +36,6 @@ def run_script(
         env: variables besides ours.
         timeout: in seconds.
         fresh: whether it runs in a new interpreter, not in a fork of the one of `warm`.
-        taken_down: whether the fork clears its modules in the end, as an interpreter does.
         python: the new interpreter; see `base_environment` for another than ours.
     """
     script = folder / "script.py"
@@ -45,9 +43,7 @@ def run_script(
     arguments = ["-W", "error", str(script)]
     variables = {**os.environ, **(env or {})}
     if not fresh:
-        return warm.run(
-            arguments, cwd=folder, env=variables, timeout=timeout, taken_down=taken_down
-        )
+        return warm.run(arguments, cwd=folder, env=variables, timeout=timeout)
     return subprocess.run(
         [str(python), *arguments],
         cwd=folder,
@@ -93,7 +89,7 @@ def children() -> set[int]:
             line = " ".join(child.cmdline())
         except psutil.Error:
             continue
-        if not any(helper in line for helper in ("resource_tracker", "forkserver", warm.__file__)):
+        if not any(helper in line for helper in ("resource_tracker", "forkserver")):
             found.add(child.pid)
     return found
 

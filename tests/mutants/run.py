@@ -10,17 +10,15 @@ import argparse
 import fcntl
 import json
 import random
-import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mutants.points import Mutant, mutants
-from mutants.tree import ROOT, Tree
+from mutants.points import mutants
+from mutants.tree import ROOT, Tests, Tree
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,7 +28,6 @@ else:
 __all__ = ["changed", "main", "read", "versions"]
 
 _FOLDER = Path(__file__).resolve().parent
-_LEAST_LIMIT = 20.0  # seconds: a busy machine is no failed test
 
 
 def main(tree: Tree, words: Sequence[str], baseline: Path = _FOLDER / "baseline.json") -> int:
@@ -44,52 +41,74 @@ def main(tree: Tree, words: Sequence[str], baseline: Path = _FOLDER / "baseline.
     parser.add_argument("--sample", type=int, help="so many mutants of each module, at random")
     parser.add_argument("--renew", action="store_true", help="write what survives to the baseline")
     parser.add_argument("--broken", action="store_true", help="the versions of broken.toml instead")
-    parser.add_argument("--jobs", type=int, default=1, help="so many modules at a time")
     options = parser.parse_args(words)
     table: dict[str, Any] = versions() if options.broken else read("modules.toml")["modules"]
     unknown = [name for name in options.names if name not in table]
     if unknown:
         parser.error(f"{', '.join(unknown)}: not known; there are\n  " + "\n  ".join(table))
     names = options.names or list(table)
-    if options.jobs > 1:
-        command = [sys.executable, str(_FOLDER), *["--renew"] * options.renew]
-        command += ["--broken"] * options.broken
-        command += ["--sample", str(options.sample)] if options.sample else []
-        with ThreadPoolExecutor(options.jobs) as pool:
-            return max(pool.map(lambda name: subprocess.call([*command, name]), names))
-    status = 0
-    for name in names:
-        if options.broken:
-            status |= not _is_noticed(tree, table[name])
-            continue
-        every = mutants((ROOT / f"{name}.py").read_text())
-        equal = read("equivalent.toml").get(name, {})
-        every = [each for each in every if each.key not in equal]
-        count = min(len(every), options.sample or len(every))
-        picked = random.Random(0).sample(every, count)
-        known = _read(baseline).get(name, {})
-        before = known.get("survivors", {})
-        found = _outcomes(tree, name, table[name], picked, before)
-        if found is None:
-            status = 1
-            continue
-        survived = [each for each, outcome in found if outcome == "passed"]
-        if options.renew:
-            now = {each.key: str(each) for each in survived}
-            kept = {each.key: str(each) for each in every if each.key in before}
-            for each in picked:
-                kept.pop(each.key, None)
-            counts = {"of": len(every), **Counter(outcome for _, outcome in found)}
-            if options.sample and known:  # those of the last whole run stay
-                counts = known
-            _renew(baseline, name, {**counts, "survivors": dict(sorted((kept | now).items()))})
+    if options.broken:
+        found = [_is_noticed(tree, table[name]) for name in names]
+    else:
+        found = [_are_known(tree, name, table[name], options, baseline) for name in names]
+    return int(not all(found))
+
+
+def _is_noticed(tree: Tree, version: dict[str, Any]) -> bool:
+    source = changed(version)
+    with _passing(tree, version["tests"], version["file"]) as tests:
+        outcome = tests.of(source) if tests else "not tried"
+    noticed = outcome == "failed" or (outcome == "hung" and version.get("hangs", False))
+    print(f"{'noticed' if noticed else 'NOT NOTICED'} ({outcome}): {version['name']}", flush=True)
+    return noticed
+
+
+def _are_known(
+    tree: Tree, name: str, tests: list[str], options: argparse.Namespace, baseline: Path
+) -> bool:
+    """Try a module's mutants; return whether the baseline has, or now gets, all that survive."""
+    equal = read("equivalent.toml").get(name, {})
+    every = [each for each in mutants((ROOT / f"{name}.py").read_text()) if each.key not in equal]
+    count = min(len(every), options.sample or len(every))
+    picked = random.Random(0).sample(every, count)
+    known = json.loads(baseline.read_text()).get(name, {}) if baseline.exists() else {}
+    before = known.get("survivors", {})
+    counts, survived = Counter[str](), {}
+    with _passing(tree, tests, f"{name}.py") as passing:
+        if passing is None:
+            return False
+        for each in picked:
+            outcome = passing.of(each.source)
+            counts[outcome] += 1
+            if outcome == "passed":
+                survived[each.key] = str(each)
+                new = "" if each.key in before else "NEW "
+                print(f"  {new}survivor {each.key}, {each}", flush=True)
+    said = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
+    print(f"{name}: {len(picked)} mutants, {said}", flush=True)
+    if not options.renew:
+        return survived.keys() <= before.keys()
+    tried = {each.key for each in picked}
+    kept = {each.key: str(each) for each in every if each.key in before.keys() - tried}
+    entry: dict[str, Any] = {"of": len(every), **counts}
+    if options.sample and known:  # the counts of the last whole run stay
+        entry = known
+    _renew(baseline, name, {**entry, "survivors": dict(sorted((kept | survived).items()))})
+    return True
+
+
+@contextmanager
+def _passing(tree: Tree, names: list[str], file: str) -> Iterator[Tests | None]:
+    """Give the tests of the unchanged tree; None if they do not pass."""
+    tests = tree.tests(names, file)
+    try:
+        if tests.unchanged == "passed":
+            yield tests
         else:
-            status |= any(each.key not in before for each in survived)
-    return status
-
-
-def _read(baseline: Path) -> dict[str, Any]:
-    return json.loads(baseline.read_text()) if baseline.exists() else {}
+            print(f"{tests.output()}\n{' '.join(names)} {tests.unchanged} unchanged: repair that")
+            yield None
+    finally:
+        tests.end()
 
 
 def _renew(baseline: Path, name: str, entry: dict[str, Any]) -> None:
@@ -128,41 +147,3 @@ def changed(version: dict[str, Any]) -> str:
             "version anew for the code as it is now, or delete it if what it breaks is gone"
         )
     return source.replace(version["before"], version["after"])
-
-
-def _limit(tree: Tree, tests: list[str]) -> float | None:
-    """Return how many seconds the tests get; None if they do not pass on the unchanged tree."""
-    began = time.monotonic()
-    outcome = tree.outcome(tests, 3600.0)
-    if outcome != "passed":
-        print(f"{tree.output()}\n{' '.join(tests)} {outcome} on the unchanged tree: repair that")
-        return None
-    return max(_LEAST_LIMIT, 5 * (time.monotonic() - began))
-
-
-def _outcomes(
-    tree: Tree, name: str, tests: list[str], picked: list[Mutant], before: dict[str, str]
-) -> list[tuple[Mutant, str]] | None:
-    limit = _limit(tree, tests)
-    if limit is None:
-        return None
-    found = []
-    for each in picked:
-        found.append((each, tree.outcome(tests, limit, f"{name}.py", each.source)))
-        if found[-1][1] == "passed":
-            new = "" if each.key in before else "NEW "
-            print(f"  {new}survivor {each.key}, {each}", flush=True)
-    counts = ", ".join(f"{n} {what}" for what, n in Counter(what for _, what in found).items())
-    print(f"{name}: {len(picked)} mutants, {counts}", flush=True)
-    return found
-
-
-def _is_noticed(tree: Tree, version: dict[str, Any]) -> bool:
-    source, tests = changed(version), version["tests"]
-    limit = _limit(tree, tests)
-    if limit is None:
-        return False
-    outcome = tree.outcome(tests, limit, version["file"], source)
-    noticed = outcome == "failed" or (outcome == "hung" and version.get("hangs", False))
-    print(f"{'noticed' if noticed else 'NOT NOTICED'} ({outcome}): {version['name']}", flush=True)
-    return noticed

@@ -1,7 +1,7 @@
 """Runs tests in a copy of the working tree, in forks of a process that has torch imported.
 
-the tree, copied ──> fork ──> tests collected ──> fork ──> functions swapped ──> passed, failed,
-        └── one file changed: workers and scripts of the tests read it            broken, hung
+the tree, copied ──> fork ──> tests collected, run ──> fork ──> functions swapped ──> passed,
+        └── one file changed: workers and scripts of the tests read it         failed, broken, hung
 
 What cannot be swapped in place, since it runs when its module is imported, is collected anew.
 """
@@ -14,6 +14,7 @@ import contextlib
 import gc
 import importlib
 import inspect
+import json
 import marshal
 import os
 import py_compile
@@ -22,26 +23,30 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import NoReturn, TypeAlias
+from types import CodeType, FrameType, FunctionType
+from typing import NoReturn
 
 import hypothesis
 import pytest
 
-__all__ = ["ROOT", "Tree"]
+__all__ = ["ROOT", "Tests", "Tree"]
 
-Swaps: TypeAlias = dict[tuple[str, str], CodeType]
 ROOT = Path(__file__).resolve().parents[2]
 
 _HEAVY = ("torch.utils.data", "torch.distributed", "torchvision.transforms.v2", "PIL.Image", "h5py")
 _OPTIONS = ["-x", "-q", "--ff", "--tb=line", "-p", "no:xdist", "--hypothesis-profile=mutants"]
 # hypothesis is imported before pytest runs, and need not be rewritten.
 _OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+_LEAST_LIMIT_S = 5.0  # of one test: a busy machine is no failed test
+_UNCHANGED_LIMIT_S = 3600.0
 
 
 class Tree:
@@ -62,7 +67,6 @@ class Tree:
             if name and (ROOT / name).is_file():
                 (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.folder / name)
-        self._last: Collected | None = None
         # By content: a changed file may have the time and the size that it had before.
         mode = py_compile.PycInvalidationMode.CHECKED_HASH
         for name in ("dataloaders", "backends"):
@@ -70,64 +74,84 @@ class Tree:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def outcome(self, tests: list[str], limit: float, file: str = "", source: str = "") -> str:
-        """Return what the tests say, with ``source`` in ``file`` if one is given.
+    def tests(self, names: list[str], file: str) -> Tests:
+        """Return the tests that pytest finds by ``names``, to be run on changes of ``file``."""
+        return Tests(self.folder, names, self.folder / file)
 
-        "passed"; "failed"; "broken": they could not begin, since a test file could not be imported;
-        or "hung": they took more than ``limit`` seconds.
-        """
-        if not file:
-            return self._run(tests, limit)
-        place = self.folder / file
-        kept = place.read_text()
-        try:
-            place.write_text(source)
-            swaps = swappable(kept, source, str(place))
-            found = self._collected(tests).outcome(limit, swaps) if swaps else None
-            return found or self._run(tests, limit)
-        finally:
-            place.write_text(kept)
+
+class Tests:
+    """Tests that were collected and run once; each change of a function is tried in a fork.
+
+    As a plugin of pytest it runs the tests and notes the functions that each calls. Then it waits
+    for changes, and begins each time with the tests that call what has changed, the fastest first.
+
+    Attributes:
+        unchanged: what they say of the unchanged file, as `of` has it.
+    """
+
+    def __init__(self, folder: Path, names: list[str], file: Path) -> None:
+        self._folder, self._names, self._file = folder, names, file
+        self._source = file.read_text()
+        self._ours, self._theirs = Pipe()
+        began = time.monotonic()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._ours.close()
+            self._run_pytest(self)
+        self._theirs.close()
+        self.unchanged = self._answer()
+        self._limit = 5 * (_LEAST_LIMIT_S + time.monotonic() - began)  # of all tests
+
+    def end(self) -> None:
+        """End the process that waits for changes."""
+        self._ours.close()
+        _waited(self._pid, 5.0)
 
     def output(self) -> str:
         """Return the end of what the last tests wrote."""
-        return (self.folder / "output").read_text(errors="replace")[-4000:]
+        return (self._folder / "output").read_text(errors="replace")[-4000:]
 
-    def _collected(self, tests: list[str]) -> Collected:
-        if self._last is None or self._last.tests != tests:
-            self._end()
-            self._last = Collected(self, tests)
-        return self._last
+    def of(self, source: str) -> str:
+        """Return what the tests say with ``source`` in the file.
 
-    def _end(self) -> None:
-        if self._last is not None:
-            self._last.end()
-            self._last = None
+        "passed"; "failed"; "broken": they could not begin, since a test file could not be imported;
+        or "hung": one took ten times its seconds, or all took five times theirs.
+        """
+        self._file.write_text(source)
+        try:
+            if swaps := swappable(self._source, source, str(self._file)):
+                self._ours.send(swaps)
+                if (found := self._answer()) != "broken":
+                    return found
+            if (pid := os.fork()) == 0:
+                self._run_pytest()
+            return _waited(pid, self._limit)
+        finally:
+            self._file.write_text(self._source)
 
-    def _run(self, tests: list[str], limit: float) -> str:
-        pid = os.fork()
-        if pid == 0:
-            self.run_pytest(tests)
-        return _waited(pid, limit)
+    def _answer(self) -> str:
+        try:
+            return str(self._ours.recv())
+        except EOFError:  # they could not be collected
+            return "broken"
 
-    def run_pytest(self, tests: list[str], *plugins: object) -> NoReturn:
+    def _run_pytest(self, *plugins: object) -> NoReturn:
         """Run the tests of the copy in this process, a fork, and end it."""
         code = 70
         try:
             os.setsid()
-            output = os.open(self.folder / "output", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+            output = os.open(self._folder / "output", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            os.chdir(self.folder)
+            os.chdir(self._folder)
             ours = {str(ROOT), str(ROOT / "tests"), ""}
-            sys.path[:] = [str(self.folder), *(place for place in sys.path if place not in ours)]
+            sys.path[:] = [str(self._folder), *(place for place in sys.path if place not in ours)]
             sys.dont_write_bytecode = True
-            os.environ.update(PYTHONPATH=str(self.folder), PYTHONDONTWRITEBYTECODE="1")
-            code = int(
-                pytest.main([*_OPTIONS, f"--basetemp={self.folder / 'tmp'}", *tests], plugins)
-            )
+            os.environ.update(PYTHONPATH=str(self._folder), PYTHONDONTWRITEBYTECODE="1")
+            options = [*_OPTIONS, f"--basetemp={self._folder / 'tmp'}"]
+            code = int(pytest.main([*options, *self._names], plugins))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -135,101 +159,92 @@ class Tree:
             sys.stderr.flush()
             os._exit(code)
 
-
-class Collected:
-    """Tests that were collected once; each change of a function is tried in a fork.
-
-    As a plugin of pytest it runs, in place of the tests, a loop that waits for changes.
-    """
-
-    def __init__(self, tree: Tree, tests: list[str]) -> None:
-        self.tests = tests
-        self._ours, self._theirs = Pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            self._ours.close()
-            tree.run_pytest(tests, self)
-        self._theirs.close()
-
-    def outcome(self, limit: float, swaps: Swaps) -> str | None:
-        """Return what the tests say with ``swaps``; None if that cannot be tried in this way."""
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run the tests, then wait for changes and try them until nobody sends any more."""
+        notes = self._folder / "notes.json"
+        self._theirs.send(_forked(lambda: self._note_calls(session, notes), _UNCHANGED_LIMIT_S))
         try:
-            self._ours.send((limit, {name: marshal.dumps(code) for name, code in swaps.items()}))
-            found: str | None = self._ours.recv()
-        except (EOFError, OSError):  # they could not be collected
-            return None
+            swaps = self._theirs.recv()
+            calls, seconds = json.loads(notes.read_text())
+            functions = self._functions()
+            while True:
+                if functions and not all(functions[name] for name in swaps):
+                    self._theirs.send("broken")
+                else:
+                    order = sorted(
+                        range(len(calls)),
+                        key=lambda n: (swaps.keys().isdisjoint(calls[n]), seconds[n]),
+                    )
+                    tests = [(session.items[n], 10 * seconds[n]) for n in order]
+                    attempt = partial(_try, session, functions, swaps, tests)
+                    self._theirs.send(_forked(attempt, _UNCHANGED_LIMIT_S))
+                swaps = self._theirs.recv()
+        except EOFError:
+            return True
+
+    def _note_calls(self, session: pytest.Session, notes: Path) -> bool:
+        """Run the tests; write the functions of the file that each calls, and its seconds."""
+        calls: list[list[str]] = []
+        seconds = []
+        found: set[str] = set()
+
+        def note(frame: FrameType, event: str, value: object) -> None:
+            if frame.f_code.co_filename == str(self._file):
+                found.add(frame.f_code.co_qualname)
+
+        threading.settrace(note)
+        for item, after in zip(session.items, [*session.items[1:], None], strict=True):
+            found.clear()
+            began = time.monotonic()
+            sys.settrace(note)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            sys.settrace(None)
+            calls.append(sorted(found))
+            seconds.append(time.monotonic() - began)
+            if session.testsfailed:
+                return False
+        notes.write_text(json.dumps([calls, seconds]))
+        return True
+
+    def _functions(self) -> dict[str, list[FunctionType]]:
+        """Return the functions of the file, by qualified name; none if it was not imported."""
+        found: dict[str, list[FunctionType]] = defaultdict(list)
+        gc.unfreeze()  # what is frozen is not listed
+        for each in gc.get_objects():
+            if type(each) is FunctionType and each.__code__.co_filename == str(self._file):
+                found[each.__code__.co_qualname].append(each)
+        gc.freeze()
         return found
 
-    def end(self) -> None:
-        """End the process that waits."""
-        self._ours.close()
-        _waited(self._pid, 5.0)
 
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Wait for changes and try them until nobody sends any more."""
-        functions: dict[tuple[str, str], list[FunctionType]] = defaultdict(list)
-        for each in gc.get_objects():
-            if type(each) is FunctionType:
-                functions[each.__code__.co_filename, each.__code__.co_qualname].append(each)
-        loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-        items = session.items
-        while True:
-            try:
-                limit, packed = self._theirs.recv()
-            except EOFError:
-                return True
-            swaps = [
-                (functions[name], marshal.loads(code))
-                for name, code in packed.items()
-                if name[0] in loaded  # else it is imported from the changed file
-            ]
-            reads, writes = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                os.setsid()
-                os._exit(_tried(session, items, swaps, writes))
-            os.close(writes)
-            found = _waited(pid, limit)
-            with open(reads) as said:
-                failed = said.read()
-            if failed:  # the next change may well fail it too
-                items.insert(0, items.pop(int(failed)))
-            self._theirs.send(None if found == "broken" else found)
-
-
-def _tried(
+def _try(
     session: pytest.Session,
-    items: list[pytest.Item],
-    swaps: list[tuple[list[FunctionType], CodeType]],
-    writes: int,
-) -> int:
-    """Return 1 and write the number of the first test that fails, 0 if none does; else 70."""
-    try:
-        for functions, code in swaps:
-            if not functions:
-                return 70
-            for function in functions:
-                function.__code__ = code
-        for number, item in enumerate(items):
-            after = items[number + 1] if number + 1 < len(items) else None
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
-            if session.testsfailed:
-                os.write(writes, str(number).encode())
-                return 1
-    except BaseException:
-        return 70
-    return 0
+    functions: dict[str, list[FunctionType]],
+    swaps: dict[str, bytes],
+    tests: list[tuple[pytest.Item, float]],
+) -> bool:
+    """Return whether all tests pass with the swaps; SIGALRM ends this process at a test's limit."""
+    for name, code in swaps.items():
+        for function in functions[name]:
+            function.__code__ = marshal.loads(code)
+    items = [item for item, _ in tests]
+    for (item, limit), after in zip(tests, [*items[1:], None], strict=True):
+        signal.setitimer(signal.ITIMER_REAL, max(_LEAST_LIMIT_S, limit))
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+        if session.testsfailed:
+            return False
+    return True
 
 
-def swappable(before: str, after: str, place: str) -> Swaps:
-    """Return the code of the functions that differ, by file and qualified name.
+def swappable(before: str, after: str, place: str) -> dict[str, bytes]:
+    """Return the code of the functions that differ, by qualified name.
 
     Nothing if more differs than functions: what a module or a class does when it is imported.
     """
     if sys.version_info < (3, 11):
         return {}
     plain = ast.unparse(ast.parse(before))  # as `mutants` writes it
-    swaps: Swaps = {}
+    swaps = {}
     pending = [(compile(plain, place, "exec"), compile(after, place, "exec"))]
     while pending:
         old, new = pending.pop()
@@ -246,10 +261,22 @@ def swappable(before: str, after: str, place: str) -> Swaps:
             if names[one.co_qualname] > 1:  # a property's two, lambdas
                 return {}
             if one.co_flags & inspect.CO_OPTIMIZED:  # a function, not the body of a class
-                swaps[place, one.co_qualname] = other
+                swaps[one.co_qualname] = marshal.dumps(other)
             else:
                 pending.append((one, other))
     return swaps
+
+
+def _forked(action: Callable[[], bool], limit: float) -> str:
+    """Return whether ``action`` is true in a fork: "passed", "failed", "broken" or "hung"."""
+    if (pid := os.fork()) == 0:
+        code = 70
+        try:
+            os.setsid()
+            code = 0 if action() else 1
+        finally:
+            os._exit(code)
+    return _waited(pid, limit)
 
 
 def _waited(pid: int, limit: float) -> str:
@@ -264,5 +291,5 @@ def _waited(pid: int, limit: float) -> str:
     if not ended:
         os.waitpid(pid, 0)
         return "hung"
-    known = {0: "passed", 1: "failed"}
+    known = {0: "passed", 1: "failed", -signal.SIGALRM: "hung"}
     return known.get(os.waitstatus_to_exitcode(status), "broken")
