@@ -30,11 +30,13 @@ __all__ = [
     "Device",
     "HostOn",
     "Loop",
+    "Overhead",
     "PlayedClock",
     "PlayedLoader",
     "RealTime",
     "Stream",
     "VirtualTime",
+    "seconds_per_batch",
 ]
 
 
@@ -297,6 +299,53 @@ class _Epoch:
         self._given[worker] += 1
         loader.working = max(self._free_at)
         self._sent += 1
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Seconds that torch itself adds to each batch: to take it, and where it is made."""
+
+    take: float = 0.0
+    make: float = 0.0
+
+
+def seconds_per_batch(
+    loads: Sequence[float],
+    steps: Sequence[float],
+    *,
+    workers: int = 0,
+    prefetch: int = 2,
+    in_order: bool = True,
+    batches: int | None = None,
+    overhead: Overhead = Overhead(),
+) -> float:
+    """Return the mean seconds of a batch of a plain loop in the long run, on a virtual time.
+
+    ``steps`` go on from epoch to epoch; the rest is `PlayedLoader`'s. Of an epoch without end the
+    start is left out.
+    """
+    time, seconds = VirtualTime(), itertools.cycle(steps)
+    loader = PlayedLoader(
+        time,
+        [load + overhead.make for load in loads],
+        workers=workers,
+        prefetch=prefetch,
+        batches=batches,
+        take_s=overhead.take,
+        in_order=in_order,
+    )
+    skipped, counted = (
+        20 * workers * prefetch + 2 * len(loads),
+        20 * max(len(loads), len(steps), 50),
+    )
+    if batches is not None:
+        skipped, counted = 0, 20 * len(steps) * batches
+    epochs = itertools.chain.from_iterable(itertools.repeat(loader))
+    began = 0.0
+    for number, _ in enumerate(itertools.islice(epochs, skipped + counted), 1):
+        time.sleep(next(seconds))
+        began = time.now() if number == skipped else began
+    return (time.now() - began) / counted
 
 
 @dataclass(frozen=True)

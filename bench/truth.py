@@ -18,11 +18,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from bench.known_work import BATCH, Rows, burn
+from bench.played import Overhead
 from bench.workloads import Workload
 from dataloaders.batches.tree import map_tensors
 from dataloaders.measuring.clocks import Clock, HostClock
 from dataloaders.measuring.feed import Feed
-from dataloaders.predicting import Overhead
 
 __all__ = ["Truth", "calibrated", "clock_of_step", "measured"]
 

@@ -33,9 +33,9 @@ from typing import Any, Literal
 import torch
 
 from bench.harness import Case, Result, Scale, machine_facts, show
+from bench.played import Overhead
 from bench.truth import Truth, calibrated, measured
 from bench.workloads import WORKLOADS, Workload, accepted, gap_class
-from dataloaders.predicting import Overhead
 
 __all__ = ["CASES", "examine", "judge", "main", "summarise"]
 

@@ -20,11 +20,10 @@ from torch.utils.data import DataLoader
 
 from bench.harness import Case, Result, Scale
 from bench.known_work import Rows, as_array, burn
-from bench.played import Loop
+from bench.played import Loop, Overhead
 from bench.truth import Truth, calibrated
 from bench.verdicts import summarise
 from bench.workloads import WORKLOADS
-from dataloaders.predicting import Overhead
 
 __all__ = ["CASES"]
 

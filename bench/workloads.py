@@ -33,8 +33,7 @@ from bench.known_work import (
     WithTokens,
     as_array,
 )
-from bench.played import Loop, RealTime
-from dataloaders.predicting import Overhead, seconds_per_batch
+from bench.played import Loop, Overhead, RealTime, seconds_per_batch
 
 __all__ = ["WORKLOADS", "Gap", "Workload", "accepted", "gap_class"]
 

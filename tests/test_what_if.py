@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+import time
 from dataclasses import replace
 from time import thread_time
 
@@ -16,18 +17,19 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomCrop, ToTensor, v2
 
+from bench import played
 from bench.played import HostOn, VirtualTime
 from dataloaders import DataLoader as Ours
 from dataloaders.bottleneck import Interval, check_bottleneck
 from dataloaders.predicting import (
     Candidate,
-    Overhead,
+    SmallCache,
     Stages,
     best_of,
     candidates,
-    seconds_alone,
     seconds_of_a_worker,
     seconds_per_batch,
+    small_caches,
 )
 from helpers.datasets import Waiting, wait
 from helpers.pictures import smooth
@@ -128,7 +130,7 @@ def checked(dataset, *, batch=2, step_s=0.002, budget_s=1.5, workers=0, **option
     return check_bottleneck(loader, lambda batch: wait(step_s), budget_s=budget_s, **options)
 
 
-def played(make, load_s, step_s, **options):
+def on_played_time(make, load_s, step_s, **options):
     """The same of samples of ``load_s``, on a virtual time."""
     time = VirtualTime()
     loader = DataLoader(make(5000, load_s, time.sleep), 2)
@@ -194,7 +196,7 @@ def test_decoding_and_transforms_of_photos_are_told_apart(tmp_path):
 
 
 def test_samples_are_read_in_another_process():
-    report = played(Failing, 0.004, 0.002)
+    report = on_played_time(Failing, 0.004, 0.002)
     assert not report.preparation
     assert not report.candidates
     assert any("read elsewhere" in note for note in report.notes)
@@ -208,11 +210,11 @@ def test_an_iterable_dataset_has_no_indices():
 
 
 def test_nothing_is_looked_for_where_the_step_is_the_limit_or_it_is_not_wanted():
-    quick = played(Waiting, 0.0, 0.01)
+    quick = on_played_time(Waiting, 0.0, 0.01)
     assert quick.verdict == "step-bound"
     assert not quick.preparation
     assert not quick.candidates
-    assert played(Waiting, 0.004, 0.002, predict=False).candidates == ()
+    assert on_played_time(Waiting, 0.004, 0.002, predict=False).candidates == ()
 
 
 def test_workers_are_predicted_and_a_sampler_and_its_draws_left_alone():
@@ -262,7 +264,7 @@ def test_more_memory_is_said_where_the_files_are_larger(tmp_path):
             path.open("rb").close()
             return super().__getitem__(index)
 
-    (note,) = (one for one in played(Large, 0.004, 0.002).notes if "memory" in one)
+    (note,) = (one for one in on_played_time(Large, 0.004, 0.002).notes if "memory" in one)
     assert note.startswith("the dataset's files take about 5000 GiB and memory has room for ")
     assert note.endswith("more memory is missing")
 
@@ -280,7 +282,7 @@ class TestModel:
 
     def found(self, stages, loader=None, **options):
         loader = DataLoader(Waiting(64, 0.0), 4) if loader is None else loader
-        given = {"by_call": {"load": 0.01}, "batch": 4, "batches": 16, "random": True}
+        given = {"decodes": False, "batches": 16, "until": math.inf}
         return by_name(candidates(loader, stages, **given | options))
 
     @pytest.mark.parametrize(
@@ -304,7 +306,7 @@ class TestModel:
         assert stages.seconds().estimate == pytest.approx(0.028)
         found = self.found(stages)
         assert found["prefetch"].predicted.estimate == pytest.approx(1.4)
-        assert found["workers"].reason == "the workers that there are keep up with the step"
+        assert found["workers"].reason == "loading costs next to nothing"
         longer = self.found(self.stages(0.06, real=0.068, **given))
         assert longer["workers"].seconds.estimate == pytest.approx(0.028, rel=0.02)
 
@@ -327,28 +329,49 @@ class TestModel:
         assert 0 < take_s < start_s
         assert torch.equal(torch.get_rng_state(), state)
 
-    def test_what_was_measured_alone_counts(self) -> None:
-        slower = self.stages(0.04, apart=2.0)
-        assert slower.seconds(workers=4).estimate == pytest.approx(0.02, rel=0.02)
-        given = {"": (0.25, 2.0), "jpeg": (0.5, 1.0)}
-        cached = self.found(self.stages(0.04, cached=given), random=False)
-        assert cached["h5"].predicted.estimate == pytest.approx(2.5, rel=0.02)
-        assert cached["h5 + workers"].change == 'num_workers=2, backend="h5"'
-        assert "no PIL image" in cached["h5 (jpeg)"].reason
-        out = self.found(self.stages(0.04, uncached="no cache holds it"), random=False)["h5"]
-        assert out.reason == "no cache holds it"
+    def test_a_cache_gains_what_reading_a_small_one_takes_less(self):
+        given = {"": SmallCache(0.01, 64), "jpeg": SmallCache(0.02, 16)}
+        cached = self.found(self.stages(0.04, cached=given, samples=4))
+        raw, small = cached["h5"], cached["h5 (jpeg)"]
+        assert raw.predicted.estimate == pytest.approx(2.5, rel=0.02)
+        assert small.predicted.estimate == pytest.approx(5 / 3, rel=0.02)
+        assert small.change == 'backend=H5(images="jpeg")'
+        assert cached["h5 + workers"].change == 'num_workers=1, backend="h5"'
+        assert (raw.build_bytes, small.build_bytes) == (4096, 1024)
+        half = {"": SmallCache(0.01, 64), "jpeg": SmallCache(0.02, 48)}
+        assert "h5 (jpeg)" not in self.found(self.stages(0.04, cached=half, samples=4))
 
-    def test_alone_batches_are_measured_in_turns_and_nothing_is_drawn(self) -> None:
-        state = torch.get_rng_state()
-        took, reason = seconds_alone(DataLoader(Waiting(100, 0.004), 4), 4, 0.004, (0, 1))
-        assert not reason
-        assert set(took) == {(name, count) for name in (None, "") for count in (0, 1)}
-        assert took[None, 0] >= 0.016 > took["", 0]
+    def test_a_cache_says_what_it_takes_and_when_it_pays(self):
+        stages = self.stages(2.0, real=2.1, step=0.1, cached={"": SmallCache(1.92, 1e6)})
+        found = self.found(stages)
+        assert found["h5 + workers"].seconds.estimate < found["h5"].seconds.estimate / 2
+        assert found["h5"].costs.startswith("built once: about 4 s, 15 MiB, pays after ")
+        for one in (found["h5"], found["h5 + workers"]):
+            assert one.pays_after == math.ceil(4 / (16 * (2.1 - one.seconds.estimate)))
+        full = {"": SmallCache(0.01, 1e15)}
+        assert "a larger one is missing" in self.found(self.stages(0.04, cached=full))["h5"].reason
+
+    def test_small_caches_are_read_in_a_worker_and_nothing_is_drawn(self):
+        state, until = torch.get_rng_state(), time.perf_counter() + 60
+        (found,), reason = small_caches(DataLoader(Waiting(100, 0.004), 4), 4, 0.004, until)
+        assert (found, reason) == ("", "")
         assert torch.equal(torch.get_rng_state(), state)
-        drawn = DataLoader(Drawn(100, 0.001), 4, num_workers=1)
-        took, reason = seconds_alone(drawn, 4, 0.001, (1,))
-        assert set(took) == {(None, 1)}
+        found, reason = small_caches(DataLoader(Drawn(100, 0.001), 4), 4, 0.001, until)
+        assert not found
         assert "random" in reason
+        assert "too small a budget" in small_caches(DataLoader([1, 2]), 1, 20.0, until)[1]
+
+    def test_caches_of_images_come_in_each_format(self, tmp_path):
+        for number in range(16):
+            folder = tmp_path / "photos" / str(number % 2)
+            folder.mkdir(parents=True, exist_ok=True)
+            smooth(number, 150, 200).save(folder / f"{number}.jpg")
+        chain = Compose([RandomCrop(64), ToTensor()])
+        loader = DataLoader(ImageFolder(str(tmp_path / "photos"), chain), 4)
+        found, reason = small_caches(loader, 4, 0.01, time.perf_counter() + 60)
+        assert not reason
+        assert set(found) == {"", "jpeg", "packed"}
+        assert found["jpeg"].bytes_per_sample < found[""].bytes_per_sample / 2
 
     @pytest.mark.parametrize(
         ("load", "options", "name", "reason"),
@@ -358,7 +381,8 @@ class TestModel:
             (0.005, {"real": 0.015, "transfer": 0.005, "workers": 2}, "workers", "keep up"),
             (0.02, {"real": 0.02, "workers": 1}, "prefetch_factor", "even out nothing"),
             (0.04, {}, "prefetch", "no copy"),
-            (0.04, {}, "h5", "random"),
+            (0.04, {"uncached": "no cache holds it"}, "h5", "no cache holds it"),
+            (0.0, {"real": 0.01}, "workers", "loading costs next to nothing"),
         ],
     )
     def test_why_a_change_is_out(self, load, options, name, reason):
@@ -382,42 +406,8 @@ class TestModel:
             assert gain.estimate == pytest.approx(1.5, rel=0.01)
             assert gain.high == pytest.approx(most, rel=0.01)
 
-    def test_a_cache_says_what_it_takes_and_when_it_pays(self):
-        cached = self.found(self.stages(0.04), random=False)["h5"]
-        assert cached.predicted.estimate == pytest.approx(5, rel=0.05)
-        assert cached.build_bytes == 1024
-        # A sample of 1 s is not read some more: 64 of them on 8 cores, as large as in a batch.
-        slow = self.stages(4.0, real=4.01, sample_bytes=1 << 20, workers=1, step_cores=0.0)
-        found = self.found(slow, by_call={"load": 1.0}, random=False)
-        assert found["h5"].costs == "built once: about 8 s, 64 MiB, pays after 1 epoch"
-
-    def test_smaller_caches_of_images_are_listed(self, tmp_path):
-        for number in range(16):
-            folder = tmp_path / "photos" / str(number % 2)
-            folder.mkdir(parents=True, exist_ok=True)
-            smooth(number, 150, 200).save(folder / f"{number}.jpg")
-        chain = Compose([RandomCrop(64), ToTensor()])
-        loader = DataLoader(ImageFolder(str(tmp_path / "photos"), chain), 4)
-        given = {"": (0.25, 1.0), "jpeg": (0.5, 1.0)}
-        options = {"by_call": {"decode": 0.01}, "batches": 4}
-        found = self.found(self.stages(0.04, cached=given), loader, **options)
-        raw, small = found["h5"], found["h5 (jpeg)"]
-        assert small.build_bytes < raw.build_bytes / 2
-        assert raw.predicted.estimate == pytest.approx(2.5, rel=0.02)
-        assert small.predicted.estimate == pytest.approx(5 / 3, rel=0.02)
-        assert small.change == 'backend=H5(images="jpeg")'
-
-    def test_a_cache_pays_by_what_each_pair_saves(self):
-        stages = self.stages(2.0, real=2.1, step=0.1, transfer=0.0, take=0.0)
-        stages = replace(stages, cached={"": (0.96, 1.0)})
-        found = self.found(stages, by_call={"load": 0.5}, random=False)
-        assert found["h5 + workers"].seconds.estimate < found["h5"].seconds.estimate / 2
-        for one in (found["h5"], found["h5 + workers"]):
-            saved = 16 * (2.1 - one.seconds.estimate)
-            assert one.pays_after == math.ceil(4 / saved)
-
     def test_a_backend_says_for_itself_that_it_cannot_serve(self):
-        found = self.found(self.stages(0.04), DataLoader(Endless(), 4), random=False)
+        found = self.found(self.stages(0.04), DataLoader(Endless(), 4))
         assert found["h5"].reason.startswith("an iterable dataset has no samples by index")
 
     def test_fewer_workers_leave_the_step_some_of_its_cores(self):
@@ -465,29 +455,28 @@ class TestModel:
 # The queue of workers
 
 MILLISECONDS = st.integers(1, 200).map(lambda value: value / 1000)
-PATTERN = st.lists(MILLISECONDS, min_size=1, max_size=8)
 
 
 @settings(max_examples=40)
-@given(PATTERN, PATTERN, st.integers(1, 3), st.integers(1, 3))
-def test_no_loop_beats_its_step_nor_loses_to_a_serial_one(loads, steps, workers, ahead):
-    real = seconds_per_batch(loads, steps, workers=workers, prefetch=ahead, batches=30)
-    # 20 epochs for each member of the pattern: whole turns of it, so its mean is exact.
-    assert sum(steps) / len(steps) * (1 - 1e-9) <= real <= (max(loads) + max(steps)) * (1 + 1e-9)
-    serial = sum(loads) / len(loads) + sum(steps) / len(steps)
-    assert seconds_per_batch(loads, steps, workers=0) == pytest.approx(serial)
-    constant = seconds_per_batch(loads[:1], steps[:1], workers=workers, prefetch=ahead)
-    assert constant == pytest.approx(max(steps[0], loads[0] / workers), rel=0.03)
+@given(
+    st.lists(MILLISECONDS, min_size=1, max_size=8),
+    MILLISECONDS,
+    st.integers(1, 3),
+    st.integers(1, 3),
+)
+def test_the_model_is_torchs_loader_as_it_is_played(loads, step, workers, ahead):
+    real = seconds_per_batch(loads, step, workers=workers, prefetch=ahead)
+    assert step * (1 - 1e-9) <= real <= (max(loads) + step) * (1 + 1e-9)
+    as_played = played.seconds_per_batch(loads, [step], workers=workers, prefetch=ahead)
+    assert real == pytest.approx(as_played)
+    constant = seconds_per_batch(loads[:1], step, workers=workers, prefetch=ahead)
+    assert constant == pytest.approx(max(step, loads[0] / workers), rel=0.03)
 
 
-def test_bursts_first_batches_and_overhead():
+def test_bursts_and_the_time_to_take_a_batch():
     burst = [0.01] * 7 + [0.16]
-    assert seconds_per_batch(burst, [0.04], workers=2, prefetch=4) == pytest.approx(0.04)
+    assert seconds_per_batch(burst, 0.04, workers=2, prefetch=4) == pytest.approx(0.04)
     # One batch ahead: the slow one is waited for 160 - 40 ms, once in eight steps.
-    assert seconds_per_batch(burst, [0.04], workers=1, prefetch=1) == pytest.approx(0.04 + 0.12 / 8)
-    first = seconds_per_batch([0.08], [0.02], workers=8, prefetch=2, batches=20)
-    assert first == pytest.approx((0.08 + 20 * 0.02) / 20)
-    own = Overhead(take=0.001, make=0.002)
-    for load, step, real in ((0.01, 0.05, 0.051), (0.05, 0.01, 0.052)):
-        found = seconds_per_batch([load], [step], workers=1, overhead=own)
-        assert found == pytest.approx(real)
+    assert seconds_per_batch(burst, 0.04, workers=1, prefetch=1) == pytest.approx(0.04 + 0.12 / 8)
+    taken = seconds_per_batch([0.01], 0.05, workers=1, take_s=0.001)
+    assert taken == pytest.approx(0.051)

@@ -8,20 +8,18 @@ what is fed        arms: what the step gets in each arm, and what its difference
 what is measured   first_steps: until steps are steady      blocks: batches between two marks
                    steps: single waits, a timeline
 what is decided    rhythm: the loop's cycle    schedule: how long blocks are, when to end
-                   corrections, estimates: blocks to intervals    verdict: what they carry
-after the verdict  causes: slow samples, remedies and what they gain     cold: files evicted
-                   preparation, profile: a sample by calls    advice: settings tried around the step
-what is said       summary: advice and notes    report: the result    outputs/: its other forms
+                   evidence/: from blocks to a verdict
+after the verdict  causes/: where input's time goes, what changes would gain
+what is said       result: the data    outputs/: what it is written as    report: both
 """
 
 from dataloaders.errors import MissingDependency
 
 try:
     import psutil  # noqa: F401
-    import rich  # noqa: F401
 except ImportError as error:
     raise MissingDependency(
-        f"the bottleneck check needs psutil and rich, and {error.name} cannot be imported "
+        f"the bottleneck check needs psutil, and {error.name} cannot be imported "
         f"({error}); install them with: pip install 'gpu-dataloaders[check]'"
     ) from error
 

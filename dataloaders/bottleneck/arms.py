@@ -12,22 +12,63 @@ A further arm of a round is one more entry of `ARMS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
-from dataloaders.bottleneck.schedule import Numbers, Schedule
-
-if TYPE_CHECKING:
-    from dataloaders.batches.tree import Batch
-    from dataloaders.bottleneck.blocks import Blocks
+from dataloaders.batches.tree import Batch, to_device
+from dataloaders.bottleneck.resident import Pool
+from dataloaders.bottleneck.schedule import Schedule
+from dataloaders.measuring.clocks import HostTime
+from dataloaders.measuring.feed import Feed
 
 Verdict: TypeAlias = Literal[
     "input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive"
 ]
 
-Take: TypeAlias = "Callable[[], Batch]"
+Take: TypeAlias = Callable[[], Batch]
 """Returns the next batch for the step."""
+
+
+class Loop:
+    """Holds what arms take their batches from, and the state in which real blocks left it.
+
+    Attributes:
+        feed, pool, schedule: the loader's batches, the resident ones, the lengths of loop.
+        real_s: seconds of a step on real batches, as last measured.
+        ready: batches that were ready when the last real block ended; None if not countable.
+        patience_s: the longest wait for workers.
+        copied_at: when the last batch of the loader had been copied to its device.
+    """
+
+    def __init__(self, feed: Feed, pool: Pool, schedule: Schedule, host: HostTime) -> None:
+        self.feed: Feed = feed
+        self.pool: Pool = pool
+        self.schedule = schedule
+        self.real_s = math.nan
+        self.ready: int | None = 0
+        self.patience_s = max(0.5, schedule.budget_s / 6)
+        self.copied_at = -math.inf
+        self._now = host.now
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the clock is a device's, which runs behind the host."""
+        return self.schedule.asynchronous
+
+    def take_real(self) -> Batch:
+        """Return the loader's next batch, of the next epoch if one is over."""
+        return self.delivered(self.feed.next())
+
+    def delivered(self, batch: Batch) -> Batch:
+        """Return ``batch`` as the loader hands it over: copied, if the loader copies."""
+        to = self.feed.copies_to
+        if to is None:
+            return batch
+        copied = to_device(batch, to)
+        self.copied_at = self._now()
+        return copied
 
 
 class Stall(NamedTuple):
@@ -44,12 +85,10 @@ class Arm:
 
     name: str  # its key in the report
     meaning: str  # in words
-    begin: Callable[[Blocks], bool]  # brings the queue into a block's first state; or in vain
-    take: Callable[[Blocks, int], Take]  # what hands out so many batches, its warm-up included
-    warm_up: Callable[[Schedule, Numbers], int]  # steps that run before the first mark
+    begin: Callable[[Loop], bool]  # brings the queue into a block's first state; or in vain
+    take: Callable[[Loop, int], Take]  # what hands out so many batches, its warm-up included
     stall: Stall | None = None  # what its difference to synthetic; None: nothing, or all
-    # Whether it says something about this loader and step.
-    exists: Callable[[Blocks], bool] = lambda blocks: True
+    exists: Callable[[Loop], bool] = lambda loop: True  # whether it says something about this loop
 
 
 PREP = Stall("prep", "input-bound", "waiting for batches to be made")
@@ -59,34 +98,34 @@ FETCH = Stall("fetch", "input-bound", "more, where files come from the disk")
 LAUNCH = Stall("launch", "step-bound", "within the step: its device waiting to be given work")
 
 
-def _when_idle(blocks: Blocks) -> bool:
-    return blocks.feed.wait_until_idle(blocks.patience_s, blocks.real_s)
+def _when_idle(loop: Loop) -> bool:
+    return loop.feed.wait_until_idle(loop.patience_s, loop.real_s)
 
 
-def _on_host(blocks: Blocks, count: int) -> Take:
-    issued = iter(blocks.pool.issue("host", count))
-    if blocks.feed.copies_to is None:
+def _on_host(loop: Loop, count: int) -> Take:
+    issued = iter(loop.pool.issue("host", count))
+    if loop.feed.copies_to is None:
         return issued.__next__
-    return lambda: blocks.delivered(next(issued))
+    return lambda: loop.delivered(next(issued))
 
 
-def _slows_the_host(blocks: Blocks) -> bool:
+def _slows_the_host(loop: Loop) -> bool:
     # On the host's clock the steps of real blocks, without their waits, are this arm. Workers of
     # a short epoch are soon done, and starting the next one is no contention. Very slow steps are
     # too few for a further arm.
-    exists = blocks.asynchronous and blocks.feed.parallel and blocks.feed.countable
-    return exists and not (blocks.schedule.short_epochs or blocks.schedule.few_steps(blocks.real_s))
+    exists = loop.asynchronous and loop.feed.parallel and loop.feed.countable
+    return exists and not (loop.schedule.short_epochs or loop.schedule.few_steps(loop.real_s))
 
 
-def _begin_contended(blocks: Blocks) -> bool:
-    if not blocks.feed.running:
-        blocks.feed.start()
+def _begin_contended(loop: Loop) -> bool:
+    if not loop.feed.running:
+        loop.feed.start()
     return True
 
 
-def _beside_workers(blocks: Blocks, count: int) -> Take:
+def _beside_workers(loop: Loop, count: int) -> Take:
     # Taken on the loop's own thread, as in the real loop: next() runs the loader's sampler.
-    issued, drop = iter(blocks.pool.issue("synthetic", count)), blocks.feed.drop_ready
+    issued, drop = iter(loop.pool.issue("synthetic", count)), loop.feed.drop_ready
 
     def take() -> Batch:
         drop()
@@ -95,9 +134,9 @@ def _beside_workers(blocks: Blocks, count: int) -> Take:
     return take
 
 
-def _begin_real(blocks: Blocks) -> bool:
+def _begin_real(loop: Loop) -> bool:
     # The first block begins with an empty queue.
-    return blocks.ready is None or blocks.feed.bring_to(blocks.ready, blocks.patience_s)
+    return loop.ready is None or loop.feed.bring_to(loop.ready, loop.patience_s)
 
 
 ARMS = (
@@ -105,31 +144,27 @@ ARMS = (
         "real",
         "the loop as it is",
         _begin_real,
-        lambda blocks, count: blocks.take_real,
-        Schedule.warm_up_queue,
+        lambda loop, count: loop.take_real,
     ),
     Arm(
         "synthetic",
         "the step alone, on batches that are already there",
         _when_idle,
-        lambda blocks, count: iter(blocks.pool.issue("synthetic", count)).__next__,
-        Schedule.warm_up_device,
+        lambda loop, count: iter(loop.pool.issue("synthetic", count)).__next__,
     ),
     Arm(
         "host",
         "the same, and the copy to the device",
         _when_idle,
         _on_host,
-        Schedule.warm_up_device,
         TRANSFER,
-        lambda blocks: blocks.pool.transfers,
+        lambda loop: loop.pool.transfers,
     ),
     Arm(
         "contended",
         "the step alone, while the loader's workers run",
         _begin_contended,
         _beside_workers,
-        Schedule.warm_up_device,
         CONTENTION,
         _slows_the_host,
     ),

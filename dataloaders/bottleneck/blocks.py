@@ -15,10 +15,12 @@ import math
 import statistics
 import time
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from dataloaders.batches.tree import Batch, leaves, nbytes, to_device
-from dataloaders.bottleneck.arms import ARMS, Arm, Take
+import torch
+
+from dataloaders.batches.tree import Batch, leaves, nbytes
+from dataloaders.bottleneck.arms import ARMS, Arm, Loop, Take
 from dataloaders.bottleneck.resident import Pool
 from dataloaders.bottleneck.rhythm import Rhythm
 from dataloaders.bottleneck.schedule import WARM_UP_STEPS, Numbers, Plan, Schedule
@@ -27,52 +29,34 @@ from dataloaders.measuring.clocks import Clock, HostTime
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import BlockTimes, Interval, Segment, block_of, mean_of
 
-if TYPE_CHECKING:
-    import torch
-
-Block: TypeAlias = Generator[Batch, None, "BlockTimes | None"]
+Block: TypeAlias = Generator[Batch, None, BlockTimes | None]
 """Yields batches to the step; returns what it took, or None if the block must be run again."""
 
 _QUEUES_EVERY_S = 0.02  # asking how full the queues are takes some microseconds
 _LAUNCHES, _DELAY = 8, 1.5  # steps launched at once; the delay, in steps
 
 
-class Blocks:
+class Blocks(Loop):
     """Runs the blocks of one loop."""
 
     def __init__(
         self, feed: Feed, pool: Pool, schedule: Schedule, clock: Clock, host: HostTime
     ) -> None:
-        self.feed: Feed = feed
-        self.pool: Pool = pool
+        super().__init__(feed, pool, schedule, host)
         self.clock = clock
         self.log = StepLog()
         self.rhythm = Rhythm()
         self.step_s = math.nan  # of a step on resident batches, as last measured
-        self.real_s = math.nan  # the same on real ones
-        # Batches that were ready when the last real block ended, and the device's work left then.
-        self.ready: int | None = 0
-        self.lag_s = 0.0
-        self.lead: tuple[Segment, ...] = ()  # real steps with which the next real block begins
-        self.patience_s = max(0.5, schedule.budget_s / 6)  # the longest wait for workers
         self.early = 0  # blocks that began before the loader's queue was in their arm's state
         self.cycle = 1  # batches of an accumulation cycle, as the last block had it
         self.writes = False  # whether the step writes into its batch
         self.step_cores = 1.0  # that this process computes on during a step
+        self.lead: tuple[Segment, ...] = ()  # real steps with which the next real block begins
         self.interrupted = False  # whether the loop did something else since its last batch
-        self.schedule = schedule
-        self._now = host.now
         self.held_up = getattr(host, "held_up", HostTime().held_up)
+        self._lag_s = 0.0  # of the device's work, left when the last real block ended
         self._warm_up: list[float] = []  # seconds of unmeasured steps of the running block
-        self._held_s = 0.0  # for which other processes kept the running block's steps waiting
-        self._busy: list[float] = []  # shares of workers at work in it
-        self._copied_at = -math.inf
         self._shapes: set[tuple[torch.Size, ...]] = set()
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether the clock is a device's, which runs behind the host."""
-        return self.schedule.asynchronous
 
     @property
     def arms(self) -> list[Arm]:
@@ -96,39 +80,39 @@ class Blocks:
         """Yield the batches of one block of ``arm``."""
         self.schedule.learn(self.feed.length, self.feed.in_flight)
         self.rhythm.update()
-        plan = self.schedule.plan(arm, self._numbers(left_s))
+        plan = self.schedule.plan(arm.name, self._numbers(left_s))
         self.cycle = plan.cycle
         self._warm_up.clear()
-        self._held_s = 0.0
-        self._busy.clear()
-        began, missing = self._now(), plan.batches
-        segments: list[Segment] = []
-        if arm.name == "real":
-            segments, self.lead = [*self.lead], ()
-        while True:
-            steps = yield from self._part(arm, plan, missing, began, segments)
-            missing -= steps
-            if plan.writes:
-                self.pool.restore()
-            elif self.pool.written():
-                self.writes = True
-                self.pool.restore()
-                return None
-            # Batches that are written into are used once, then restored: a block has parts.
-            whole = arm.name == "real" or not plan.writes or missing <= 0
-            if whole or self.schedule.late(1, self._now() - began, plan.most_s):
+        began, (warm_up, batches) = self._now(), (plan.warm_up, plan.batches)
+        if plan.writes and arm.name != "real":  # each batch is written into once, then restored
+            warm_up = min(warm_up, len(self.pool) // 2)
+            batches = min(batches, len(self.pool) - warm_up)
+        if plan.refill:
+            # Before the queue is brought to its level: workers would go on meanwhile.
+            self.early += not self.feed.wait_until_idle(self.patience_s, self.real_s)
+            self.clock.wait()
+            for batch in self.pool.issue("synthetic", plan.refill):
+                yield from self.give(batch)
+        self.early += not arm.begin(self)
+        align = 0 if plan.writes else 2 * plan.cycle
+        take = arm.take(self, warm_up + align + batches)
+        yield from self._warmed_up(arm, take, warm_up, plan, began)
+        for _ in range(align):
+            if self.rhythm.aligned:
                 break
-        if not segments:
+            yield from self.give(take())
+        lead = self.lead if arm.name == "real" else ()
+        took = yield from self._measured(arm, take, plan, batches, began, lead)
+        if not plan.writes and self.pool.written():
+            self.writes = True
+            self.pool.restore()
             return None
-        alike = plan.cycle == 1 and not (self.asynchronous or self.writes or self.pool.varied)
-        took = block_of(
-            segments,
-            warm_up=tuple(self._warm_up[1:]) if alike else (),  # the first follows another arm
-            held=self._held_s,
-            busy=statistics.fmean(self._busy) if self._busy else 1.0,
-        )
+        if plan.writes:
+            self.pool.restore()
+        if took is None:
+            return None
         if arm.name == "real":
-            self.real_s = took.per_batch
+            self.real_s, self.lead = took.per_batch, ()
             self.ready = self.feed.ready()
         elif arm.name == "synthetic":
             self.step_s = took.per_batch
@@ -159,46 +143,6 @@ class Blocks:
             took.append(self.clock.seconds(first, last) / self.cycle)
         return mean_of(took)
 
-    def take_real(self) -> Batch:
-        """Return the loader's next batch, of the next epoch if one is over."""
-        return self.delivered(self.feed.next())
-
-    def delivered(self, batch: Batch) -> Batch:
-        """Return ``batch`` as the loader hands it over: copied, if the loader copies."""
-        to = self.feed.copies_to
-        if to is None:
-            return batch
-        copied = to_device(batch, to)
-        self._copied_at = self._now()
-        return copied
-
-    def _part(
-        self, arm: Arm, plan: Plan, batches: int, began: float, segments: list[Segment]
-    ) -> Generator[Batch, None, int]:
-        """Yield batches, add what they took to ``segments``; return how many were measured."""
-        warm_up = plan.warm_up
-        if plan.writes and arm.name != "real":
-            warm_up = min(warm_up, len(self.pool) // 2)  # each batch is written into once
-            batches = min(batches, len(self.pool) - warm_up)
-        if plan.refill:
-            # Before the queue is brought to its level: workers would go on meanwhile.
-            self.early += not self.feed.wait_until_idle(self.patience_s, self.real_s)
-            self.clock.wait()
-            for batch in self.pool.issue("synthetic", plan.refill):
-                yield from self.give(batch)
-        self.early += not arm.begin(self)
-        segment = min(plan.segment, batches)
-        align = 0 if plan.writes else 2 * plan.cycle
-        take = arm.take(self, warm_up + align + batches)
-        yield from self._warmed_up(arm, take, warm_up, plan, began)
-        for _ in range(align):
-            if self.rhythm.aligned:
-                break
-            yield from self.give(take())
-        count = batches // segment
-        yield from self._measured(arm, take, plan, count, segment, began, segments)
-        return count * segment
-
     def _warmed_up(
         self, arm: Arm, take: Take, count: int, plan: Plan, began: float
     ) -> Iterator[Batch]:
@@ -223,12 +167,13 @@ class Blocks:
         arm: Arm,
         take: Take,
         plan: Plan,
-        count: int,
-        steps: int,
+        batches: int,
         began: float,
-        segments: list[Segment],
-    ) -> Iterator[Batch]:
-        """Yield ``count`` segments of ``steps`` batches, and add those that count."""
+        lead: tuple[Segment, ...],
+    ) -> Block:
+        """Yield ``batches`` in segments; return ``lead`` and those without an interruption."""
+        steps = min(plan.segment, batches)
+        count = batches // steps
         feed, log, now, mark = self.feed, self.log, self._now, self.clock.mark
         real, varied = arm.name == "real", self.pool.varied
         if real:
@@ -236,14 +181,14 @@ class Blocks:
         copies = real and feed.copies_to is not None
         before, used, asked_queues = self.held_up(), feed.cpu_s(), -math.inf
         started, computed = now(), time.process_time()
-        marks = [mark()]
+        busy, marks = list[float](), [mark()]
         facts: list[tuple[Any, ...] | None] = []  # None: the loop was interrupted in this segment
         for number in range(1, count + 1):
             waited, elsewhere, size, epoch = 0.0, log.elsewhere_s, 0, feed.epoch
             new_shape = interrupted = False
             if real and now() > asked_queues + _QUEUES_EVERY_S:
                 asked_queues = now()
-                self._busy.append(feed.busy())
+                busy.append(feed.busy())
             for _ in range(steps):
                 begin = now()
                 batch = take()
@@ -260,7 +205,7 @@ class Blocks:
                 if self._interruption(done - given):
                     interrupted = True
                 else:
-                    log.step(arm.name, begin, given, self._copied_at, done)
+                    log.step(arm.name, begin, given, self.copied_at, done)
             marks.append(mark())
             fact = (waited, log.elsewhere_s - elsewhere, size, new_shape, feed.epoch > epoch)
             facts.append(None if interrupted else fact)
@@ -269,12 +214,12 @@ class Blocks:
         if arm.name == "synthetic" and now() > started:
             self.step_cores = (time.process_time() - computed) / (now() - started)
         held, others = (b - a for a, b in zip(before, self.held_up(), strict=True))
-        self._held_s += max(0.0, min(held, others - (feed.cpu_s() - used)))
+        held = max(0.0, min(held, others - (feed.cpu_s() - used)))
         begin = now()
         self.clock.wait()
         lag_s = now() - begin
         if real:
-            self.lag_s = lag_s
+            self._lag_s = lag_s
         kept = [
             Segment(self.clock.seconds(first, last), steps, *fact)
             for (first, last), fact in zip(itertools.pairwise(marks), facts, strict=True)
@@ -284,7 +229,12 @@ class Blocks:
         if self.asynchronous and lag_s >= waits:
             # The device had work to do all the while: waits for other loaders were hidden.
             kept = [one._replace(elsewhere=0.0) for one in kept]
-        segments += kept
+        if not kept:
+            return None
+        alike = plan.cycle == 1 and not (self.asynchronous or self.writes or varied)
+        warm_up = tuple(self._warm_up[1:]) if alike else ()  # the first follows another arm
+        busy_share = statistics.fmean(busy) if busy else 1.0
+        return block_of([*lead, *kept], warm_up=warm_up, held=held, busy=busy_share)
 
     def _interruption(self, step_s: float) -> bool:
         """Note a step that took ``step_s``; return whether the loop did something else in it."""
@@ -302,7 +252,7 @@ class Blocks:
             real_s=self.real_s,
             cycle=self.rhythm.cycle,
             ready=-1 if self.ready is None else self.ready,
-            lag_s=self.lag_s,
+            lag_s=self._lag_s,
             pool=len(self.pool),
             writes=self.writes,
             varied=self.pool.varied,

@@ -20,24 +20,22 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dataloaders.batches.tree import Batch
-from dataloaders.bottleneck.advice import Advice
 from dataloaders.bottleneck.arms import Arm
 from dataloaders.bottleneck.blocks import Blocks
-from dataloaders.bottleneck.causes import Causes
+from dataloaders.bottleneck.causes.causes import Causes
+from dataloaders.bottleneck.causes.settings import TriedSettings
+from dataloaders.bottleneck.evidence.verdict import Analysis, analyse
 from dataloaders.bottleneck.first_steps import FirstSteps
+from dataloaders.bottleneck.outputs.summary import summarise
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.resident import Pool
 from dataloaders.bottleneck.schedule import Agree, Schedule
-from dataloaders.bottleneck.summary import summarise
-from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError
 from dataloaders.findings import Facts, Finding, Watch, findings_of
 from dataloaders.measuring.clocks import Clock, HostClock, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import BlockTimes, Interval
 
-_LATER_ROUNDS = 5
-_EARLY = 0.25  # of the budget
 _HELD_SHARE = 0.03
 _CONTENTION_SHARE = 0.03
 _LAUNCH_SHARE = 0.05
@@ -138,14 +136,12 @@ class Check:
         )
         self._predict = predict or try_candidates
         self._trying = try_candidates
-        self._causes = Causes(loader, self._blocks, budget_s, self._now, cache)
-        self._advice = Advice(self._blocks, self._watch, budget_s, self._now)
+        self._causes = Causes(loader, self._blocks, budget_s, self._now, self._tell, cache)
+        self._settings = TriedSettings(self._blocks, self._watch, budget_s, self._now)
         self._rounds: list[dict[str, BlockTimes]] = []
-        self._round_epochs: list[int] = []
         self._round_s: deque[float] = deque([0.0], maxlen=3)  # of the last rounds
         self._round: dict[str, BlockTimes] = {}  # the running one
         self._round_began_s = 0.0
-        self._cycle = 1
         self._known: tuple[tuple[int, int, int], Analysis | None] | None = None
         self._launched: Interval | None = None  # seconds of a step that was launched at once
         self._running: Generator[Batch, None, None] | None = None
@@ -191,10 +187,10 @@ class Check:
 
         The verdict stands by then: such an error is no reason to end without the report.
         """
-        return self._advice.failed(error)
+        return self._settings.failed(error)
 
     def _findings(self, analysis: Analysis | None) -> tuple[Finding, ...]:
-        return self._advice.of(findings_of(self._facts(analysis)))
+        return self._settings.of(findings_of(self._facts(analysis)))
 
     def _facts(self, analysis: Analysis | None) -> Facts | None:
         stall = None
@@ -262,7 +258,6 @@ class Check:
         self._began_at = self._now() - (first.seconds if known else first.spent_s)
         blocks.clock = first.clock
         self._schedule.asynchronous = not isinstance(blocks.clock, HostClock)
-        self._cycle = blocks.rhythm.cycle
         self._pool.build()
         self._tell("warm-up")
         if known:
@@ -273,9 +268,8 @@ class Check:
             first.run_out_epoch()
         elif block is not None:  # few steps fit in: the steady ones begin the first real block
             blocks.lead = block.segments
-            blocks.step_s = (
-                block.per_batch - sum(one.waited for one in block.segments) / block.steps
-            )
+            waited_s = sum(one.waited for one in block.segments) / block.steps
+            blocks.step_s = block.per_batch - waited_s
             blocks.real_s = block.per_batch
             blocks.ready = self._feed.ready()
             blocks.patience_s = self._budget_s / 20
@@ -289,11 +283,11 @@ class Check:
             return
         step_bound = found.verdict == "step-bound"
         if not step_bound or self._trying:
-            self._tell("causes")
             yield from self._causes.find(found, trying=self._trying, stepping=stepping)
         facts = self._facts(found) if step_bound and stepping else None
         if facts is not None:
-            yield from self._advice.find(findings_of(facts), facts)
+            self._tell("settings of the step")
+            yield from self._settings.find(findings_of(facts), facts)
 
     def _go_round(self) -> Iterator[Batch]:
         """Yield the blocks of one round that are still missing."""
@@ -309,14 +303,7 @@ class Check:
                     self._tell(arm.name)
                 if self._late():
                     return
-        early = self._seconds() < _EARLY * self._budget_s
-        if blocks.cycle > self._cycle and early:  # blocks so far held parts of cycles
-            self._rounds.clear()
-            self._round_epochs.clear()
-        else:
-            self._rounds.append(self._round)
-            self._round_epochs.append(self._feed.epoch)
-        self._cycle = blocks.cycle
+        self._rounds.append(self._round)
         self._round = {}
         self._round_s.append(self._seconds() - self._round_began_s)
         if len(self._rounds) >= 3:
@@ -374,25 +361,21 @@ class Check:
 
     def _analysed(self) -> Analysis | None:
         rounds = [
-            (one, epoch)
-            for one, epoch in zip(self._rounds, self._round_epochs, strict=True)
+            one
+            for one in self._rounds
             if not any(math.isnan(took.seconds) for took in one.values())
         ]
-        # Rounds of later epochs alone, once there are enough: the first epoch may be a slow one.
-        later = [one for one, epoch in rounds if epoch > 0]
-        chosen = later if len(later) >= _LATER_ROUNDS else [one for one, _ in rounds]
         part = {arm: took for arm, took in self._round.items() if not math.isnan(took.seconds)}
-        if not chosen and len(part) < 2:
+        if not rounds and len(part) < 2:
             part = self._first.blocks()
         feed = self._feed
         end_s = statistics.fmean(feed.epoch_ends) if feed.epoch_ends else 0.0
         return analyse(
-            chosen,
+            rounds,
             part=part,
-            asynchronous=self._schedule.asynchronous,
+            asynchronous=self._schedule.asynchronous or not self._schedule.alone,
             parallel=feed.parallel,
             turn=max(1, feed.workers),
-            ranks=not self._schedule.alone,
             epoch_starts=[start + end_s for start in feed.epoch_starts] if feed.length else (),
             length=feed.length or 1,
         )

@@ -14,10 +14,10 @@ import torch
 
 from dataloaders.batches.tree import Batch, describe, leaves
 from dataloaders.bottleneck.blocks import Blocks
+from dataloaders.bottleneck.evidence.verdict import Analysis
 from dataloaders.bottleneck.placement import Placement, resident_everywhere
 from dataloaders.bottleneck.rhythm import WarmUp
 from dataloaders.bottleneck.schedule import WARM_UP_STEPS, Schedule
-from dataloaders.bottleneck.verdict import Analysis
 from dataloaders.errors import CheckError
 from dataloaders.findings import Watch
 from dataloaders.measuring.clocks import Clock, HostTime, clock_of

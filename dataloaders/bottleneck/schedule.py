@@ -13,10 +13,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
-
-if TYPE_CHECKING:
-    from dataloaders.bottleneck.arms import Arm
+from typing import NamedTuple, TypeAlias
 
 Agree: TypeAlias = Callable[[list[float]], list[float]]
 """Called at the same points by every rank with its own numbers; returns rank 0's."""
@@ -118,15 +115,15 @@ class Schedule:
         """Return rank 0's ``numbers``; every rank must call this at the same points."""
         return list(numbers) if self._agree is None else self._agree(list(numbers))
 
-    def plan(self, arm: Arm, numbers: Numbers) -> Plan:
+    def plan(self, arm: str, numbers: Numbers) -> Plan:
         """Return the next block of ``arm``, the same on every rank."""
         n = Numbers(*self.agree(*numbers))
-        cycle, real = max(1, int(n.cycle)), arm.name == "real"
+        cycle, real = max(1, int(n.cycle)), arm == "real"
         batch_s = max(1e-7, n.real_s if real else n.step_s)
         self._slow = n.step_s > _SLOW_STEP_S
         self._least_s = 2 * max(n.real_s, n.step_s)
         batches = self._batches(real, batch_s / (self._real_share if real else 1.0), n)
-        most = _MOST_TIMES_LONGER * self._last.get(arm.name, batches)
+        most = _MOST_TIMES_LONGER * self._last.get(arm, batches)
         whole = math.floor if batches >= most else math.ceil
         batches = min(batches, most)
         period, epoch = cycle, self.length or 0
@@ -135,7 +132,7 @@ class Schedule:
             period = math.lcm(cycle, epoch)  # what starting an epoch takes is in each segment
         per_mark = min(math.ceil(_SEGMENT_S / (batch_s * period)), batches // (4 * period))
         segment = period * max(1, 1 if n.varied else per_mark)  # of one shape each
-        warm_up = arm.warm_up(self, n)
+        warm_up = self._warm_up_queue(n) if real else self._warm_up_device(n)
         if batch_s > _SLOW_STEP_S:
             # Few rounds fit in: a block measures about as many steps as its warm-up has.
             fit = int(self.budget_s / 2 / batch_s) - warm_up  # so that each arm has its steps
@@ -143,14 +140,15 @@ class Schedule:
             batches = max(_FEWEST_STEPS, min(wanted, fit))
             room = int(n.left_s / batch_s)
             if warm_up + batches > room:
-                warm_up = min(warm_up, max(1, room - 2))
+                least = 1 if real or self.asynchronous else 0
+                warm_up = min(warm_up, max(least, room - 2))
                 batches = max(1, room - warm_up)
                 if real and n.real_s > 1.05 * n.step_s:  # whole turns of the workers, as ever
                     batches += -batches % max(1, self.workers)
         batches = segment * max(1, whole(batches / segment))
         warm_up = cycle * math.ceil(warm_up / cycle)
         refill = self._refill(n) if real and self.asynchronous else 0
-        self._last[arm.name] = batches
+        self._last[arm] = batches
         planned = (warm_up + batches + refill) * max(n.real_s, n.step_s)
         return Plan(
             refill=refill,
@@ -258,12 +256,12 @@ class Schedule:
             return 0
         return min(round(n.lag_s / n.step_s), max(4, math.ceil(_MOST_REFILL_S / n.step_s)))
 
-    def warm_up_device(self, n: Numbers) -> int:
+    def _warm_up_device(self, n: Numbers) -> int:
         """Return how many steps on resident batches go unmeasured before a block."""
         wanted = _steps_for(_DEVICE_WARM_UP_S, n.step_s) if self.asynchronous else 0
         return max(WARM_UP_STEPS, wanted)
 
-    def warm_up_queue(self, n: Numbers) -> int:
+    def _warm_up_queue(self, n: Numbers) -> int:
         """Return how many real steps go unmeasured before a block.
 
         Twice as many as batches can be in flight, so that the queue finds its state. Where batches

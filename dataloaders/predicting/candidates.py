@@ -1,13 +1,14 @@
 """Predict what the loop gains from each change of its input, or say why it cannot be made.
 
 The seconds a batch after a change are computed from the loop's `Stages`. Each backend's `explain()`
-says whether it can serve the loader; dali's batches are measured.
+says whether it can serve the loader; its batches are measured without the step.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,27 +23,10 @@ from dataloaders.loader import DataLoader as OurLoader
 from dataloaders.loader import wrap
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting.stages import Stages
-from dataloaders.transforms.find import find_chains
-from dataloaders.transforms.kinds import Kind
 from dataloaders.tuning.trial import driven, observe
 from dataloaders.tuning.variant import Settings, Variants, backend_of
 
-__all__ = [
-    "FORMATS",
-    "LONGEST_SAMPLE_S",
-    "Candidate",
-    "backend_with",
-    "best_of",
-    "candidates",
-    "settings_of",
-    "variant_of",
-]
-
-LONGEST_SAMPLE_S = 0.25
-"""Seconds of preparation above which no samples are read for an estimate or a small cache."""
-
-FORMATS = ("jpeg", "packed")
-"""Ways to store images in less space than raw pixels, for more time of the processor."""
+__all__ = ["Candidate", "backend_with", "best_of", "candidates", "settings_of", "variant_of"]
 
 _ALIKE = 1.02  # speed-ups that differ by less are the same
 _GAINS = 1.05
@@ -118,28 +102,19 @@ class Candidate:
 
 
 def candidates(
-    loader: Any,
-    stages: Stages,
-    *,
-    by_call: Mapping[str, float],
-    batch: int,
-    batches: int | None,
-    random: bool,
-    runs: bool = False,
+    loader: Any, stages: Stages, *, decodes: bool, batches: int | None, until: float
 ) -> tuple[Candidate, ...]:
     """Return all candidates, the largest gain first, those that are out last.
 
     Args:
         loader: a torch DataLoader.
         stages: the measured stages of its loop.
-        by_call: seconds of preparing a sample, by call, without collation.
-        batch: samples in a batch.
+        decodes: whether images are decoded for a sample.
         batches: batches in an epoch; None if not known.
-        random: whether the dataset draws random numbers.
-        runs: whether there is time to run dali's loader for some seconds.
+        until: when to measure nothing more, by ``time.perf_counter()``.
     """
-    found = [*_queues(stages), *_prefetch(loader, stages), _dali(loader, stages, by_call, runs)]
-    found += _cached(loader, stages, by_call, batch, batches or 0, random)
+    found = [*_queues(stages), *_prefetch(loader, stages), *_cached(loader, stages, batches or 0)]
+    found.append(_dali(loader, stages, decodes, until))
     ours = isinstance(loader, OurLoader)
     return tuple(replace(one, ours=ours) for one in sorted(found, key=lambda one: -_gain(one)))
 
@@ -228,7 +203,7 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
     else:
         text = f"{own} workers and the step share {stages.cores} cores: more cores are missing"
         if keeps_up:
-            text = "the workers that there are keep up with the step"
+            text = "the workers keep up with the step" if own else "loading costs next to nothing"
         elif stages.room is not None and stages.room // stages.prefetch <= own:
             text = f"shared memory has room for {stages.room} batches; a larger /dev/shm is missing"
         yield Candidate("workers", reason=text)
@@ -271,16 +246,19 @@ def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
         yield _to(stages, "workers + prefetch", more[1], num_workers=more[0], backend="prefetch")
 
 
-def _dali(loader: Any, stages: Stages, by_call: Mapping[str, float], runs: bool) -> Candidate:
+def _dali(loader: Any, stages: Stages, decodes: bool, until: float) -> Candidate:
     """Return dali, from a run of its loader without the step.
 
     On a device its work is beside the step; on the host it shares the cores with the step.
     """
-    short = "it has to run for some seconds, and this check has too short a budget"
-    reason = "" if runs else short
-    if "decode" not in by_call:
+    reason = ""
+    if not decodes:
         reason = "no images are decoded by Pillow or torchvision.io, which it would do"
-    if reason := reason or _obstacle(loader, "dali"):
+    elif reason := _obstacle(loader, "dali"):
+        pass
+    elif time.perf_counter() + _DALI_S > until:
+        reason = "it has to run for some seconds, and this check has too small a budget"
+    if reason:
         return Candidate("dali", reason=reason)
     # Without workers the dataset's code would keep the loop's thread.
     workers = {} if loader.num_workers else {"num_workers": 1}
@@ -300,80 +278,41 @@ def _dali(loader: Any, stages: Stages, by_call: Mapping[str, float], runs: bool)
     return _to(stages, "dali", took, **options)
 
 
-def _cached(
-    loader: Any,
-    stages: Stages,
-    by_call: Mapping[str, float],
-    batch: int,
-    batches: int,
-    random: bool,
-) -> Iterator[Candidate]:
+def _cached(loader: Any, stages: Stages, batches: int) -> Iterator[Candidate]:
     """Yield h5 by format of images, and h5 with more workers or prefetch."""
-    chains = [chain.members for chain in find_chains(loader.dataset)]
-    live: set[str] = set()  # calls that no cache can hold: of each chain, from the first one on
-    for members in chains:
-        random_on = itertools.dropwhile(lambda each: each.kind is Kind.DETERMINISTIC, members)
-        live |= {member.name for member in random_on}
-    whole = sum(by_call.values()) or 1e-9
-    live_s = sum(seconds for call, seconds in by_call.items() if call in live)
-    reason = _obstacle(loader, "h5")
-    if not reason and random and not live:
-        reason = "its samples are random, and no chain of transforms was found to keep live"
-    elif live_s > whole / _GAINS:
-        reason = reason or "what is random, or your own code, comes first: little could be cached"
-    if reason := reason or stages.uncached:
+    if reason := _obstacle(loader, "h5") or stages.uncached:
         yield Candidate("h5", reason=reason)
         return
-    rest = max(0.0, sum(stages.loads) / len(stages.loads) - batch * whole)  # collation, sending
-    raw_bytes = math.inf
-    for images in stages.cached or ("",):
+    mean = sum(stages.loads) / len(stages.loads)
+    raw_bytes, samples = math.inf, stages.samples * batches
+    for images, small in stages.cached.items():
         name, how = (f"h5 ({images})", {"images": images}) if images else ("h5", {})
-        if whole > LONGEST_SAMPLE_S:
-            samples = batch * batches
-            cost = (whole - live_s) * samples / stages.cores, int(stages.sample_bytes * samples)
-        elif isinstance(found := _estimated(loader, images), str):
-            yield Candidate(name, reason=found)
+        build_s, build_bytes = mean * batches / stages.cores, int(small.bytes_per_sample * samples)
+        if images and 2 * build_bytes > raw_bytes:
             continue
-        else:
-            cost = found
-        if images and 2 * cost[1] > raw_bytes:
+        raw_bytes = min(raw_bytes, build_bytes)
+        if build_bytes > shutil.disk_usage(".").free:
+            size = f"{build_bytes / 2**30:.0f} GiB"
+            reason = f"the disk has no room for {size}; a larger one is missing"
+            yield Candidate(name, reason=reason)
             continue
-        raw_bytes = min(raw_bytes, cost[1])
-        share, apart = stages.cached.get(images, (0.0, 1.0))
-        loads = [
-            load * share if stages.cached else (load - rest) * live_s / whole + rest
-            for load in stages.loads
-        ]
-        left = min(1.0, sum(loads) / sum(stages.loads)) * stages.contention
-        then = replace(stages, loads=loads, apart=apart, factor=stages.scale, contention=left)
-        first = then.seconds()
-        ways: list[tuple[str, Interval, Mapping[str, Any]]] = [(name, first, {})]
+        share = small.seconds_per_batch / mean
+        then = replace(
+            stages,
+            loads=[load * share for load in stages.loads],
+            factor=stages.scale,
+            contention=min(1.0, share) * stages.contention,
+        )
+        ways: list[tuple[str, Interval, Mapping[str, Any]]] = [(name, then.seconds(), {})]
         if not images and stages.transfer and not _obstacle(loader, "prefetch"):
             ways.append(("h5 + prefetch", then.seconds(hidden=True), {"device": "cuda"}))
         if not images and (beyond := _more_workers(then)) is not None:
             ways.append(("h5 + workers", beyond[1], {"num_workers": beyond[0]}))
         for called, took, more in ways:
             saved = (stages.real.estimate - took.estimate) * batches
-            pays_after = math.ceil(cost[0] / saved) if saved > 0 else None
+            pays_after = math.ceil(build_s / saved) if saved > 0 else None
             one = _to(stages, called, took, **more, backend="h5", **how)
-            yield replace(one, build_s=cost[0], build_bytes=cost[1], pays_after=pays_after)
-
-
-def _estimated(loader: Any, images: Any) -> tuple[float, int] | str:
-    """Return the seconds and the bytes of a cache of the dataset, or why there can be none."""
-    from dataloaders.cache import estimate
-    from dataloaders.cache.format.disk import size_of
-
-    context = loader.multiprocessing_context
-    try:
-        found = estimate(
-            loader.dataset, "train.h5", images=images or None, multiprocessing_context=context
-        )
-    except Exception as error:  # the dataset's own, or why no cache can hold it
-        return last_line(error)
-    if found.low_needed > found.disk_free:
-        return f"the disk has no room for {size_of(found.disk_needed)}; a larger one is missing"
-    return found.seconds, found.bytes
+            yield replace(one, build_s=build_s, build_bytes=build_bytes, pays_after=pays_after)
 
 
 def _obstacle(loader: Any, name: str) -> str:

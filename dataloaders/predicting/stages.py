@@ -17,7 +17,8 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from dataloaders.measuring.intervals import Interval
-from dataloaders.predicting.model import Overhead, seconds_per_batch
+from dataloaders.predicting.caches import SmallCache
+from dataloaders.predicting.model import seconds_per_batch
 
 _PINNED_GAINS = 5.0  # from pinned memory a copy is at most so many times as fast
 # A batch waits so long for a core that another process holds, where neither workers nor the step
@@ -39,12 +40,9 @@ class Stages:
     pinned: bool = False  # whether the copy is from pinned memory, so that it cannot be faster
     take: float = 0.0  # to take a ready batch from a worker
     starting: float = 0.0  # share of starting the workers for each epoch; without workers, of one
-    apart: float = 1.0  # ratio of a batch's seconds in a worker and in this process
-    # By how images are stored ("": raw): the ratio of a batch's seconds from such a cache and from
-    # the dataset, and ``apart`` of the cache.
-    cached: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    cached: Mapping[str, SmallCache] = field(default_factory=dict)  # by how images are stored
     uncached: str = ""  # why no cache can hold the samples
-    sample_bytes: float = 0.0  # of a sample in a batch
+    samples: int = 1  # in a batch
     load_cores: float = 1.0  # cores that preparation keeps busy; the rest of its time is waiting
     step_cores: float = 1.0  # cores that the step keeps busy
     contention: float = 0.0  # by which workers slow the step down
@@ -65,16 +63,15 @@ class Stages:
         copy = self.transfer
         quickest = copy if self.pinned else copy / _PINNED_GAINS
         scale, ends = self.scale, []
-        usual = scale * (self.apart if workers and not self.workers else 1.0)
         # Fewer workers leave none, a proportional part, or all of the contention.
         kept = min(1.0, workers / max(1, self.workers))
         usually: Competing = "usually"
         if self.contention and workers <= self.workers:
             usually = "never"  # beyond the contention, which was measured
         cases: tuple[tuple[float, float, Competing, float, float], ...] = (
-            (self.step.low, min(1.0, usual) * (1 - self.spread), "never", kept // 1, quickest),
-            (self.step.estimate, usual, usually, kept, copy),
-            (self.step.high, max(1.0, usual) * (1 + self.spread), "always", 1.0, copy),
+            (self.step.low, min(1.0, scale) * (1 - self.spread), "never", kept // 1, quickest),
+            (self.step.estimate, scale, usually, kept, copy),
+            (self.step.high, max(1.0, scale) * (1 + self.spread), "always", 1.0, copy),
         )
         for step, load, competing, slowed, beside in cases:
             step += slowed * self.contention
@@ -99,7 +96,7 @@ class Stages:
         """
         workers = max(1, self.workers)
         spread = alone.half_width / alone.estimate
-        one_queue = replace(self, workers=1, loads=[alone.estimate], spread=spread, apart=1.0)
+        one_queue = replace(self, workers=1, loads=[alone.estimate], spread=spread)
         one_queue = replace(one_queue, load_cores=cores, factor=1.0, threads=True)
         own = replace(one_queue, take=0.0, starting=0.0).seconds()
         return plus(own, self.started(workers))
@@ -150,10 +147,10 @@ class Stages:
         slower = 1 + crowd * min(1.0, busy) * (competing == "always")
         took = seconds_per_batch(
             [load * scale * slower for load in self.loads],
-            [step * slower],
+            step * slower,
             workers=workers,
             prefetch=prefetch,
-            overhead=Overhead(take=self.take),
+            take_s=self.take,
         )
         computed = mean * self.load_cores + self.step.estimate * self.step_cores
         waits = _WAIT_FOR_CORE_S * min(busy, 1 / busy) if crowd and not self.threads else 0.0

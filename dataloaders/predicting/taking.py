@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from dataloaders.batches.tree import Batch, map_tensors, nbytes
 from dataloaders.observing import started_quietly
@@ -22,17 +22,6 @@ __all__ = ["seconds_of_a_worker"]
 
 _READY_S, _BYTES_PER_S = 0.005, 5e8  # until a worker has the next batch ready, with room to spare
 _LONGEST_S, _FEWEST, _MOST = 1.0, 3, 9
-
-
-class _Same(Dataset[Any]):
-    def __init__(self, batch: Batch, length: int) -> None:
-        self._batch, self._length = batch, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Batch:
-        return self._batch
 
 
 def seconds_of_a_worker(
@@ -49,9 +38,9 @@ def seconds_of_a_worker(
     """
     batch = map_tensors(batch, torch.clone)  # a forked process cannot read pinned memory
     ready_s = _READY_S + nbytes(batch) / _BYTES_PER_S
-    same = _Same(batch, max(_FEWEST, min(_MOST, int(_LONGEST_S / ready_s))))
+    count = max(_FEWEST, min(_MOST, int(_LONGEST_S / ready_s)))
     loader: Any = DataLoader(
-        same,
+        [batch] * count,  # type: ignore[arg-type]
         batch_size=None,
         num_workers=1,
         multiprocessing_context=context,
@@ -66,7 +55,7 @@ def seconds_of_a_worker(
         batches = started_quietly(loader._get_iterator)
         next(batches)
         started_s = now() - began
-        for _ in range(len(same) - 1):
+        for _ in range(count - 1):
             time.sleep(ready_s)
             begin = now()
             next(batches)

@@ -1,7 +1,7 @@
 """A report with everything in it, and names that need escaping."""
 
 from dataloaders.bottleneck import Interval, Report, Step
-from dataloaders.bottleneck.preparation import Call
+from dataloaders.bottleneck.causes.preparation import Call
 from dataloaders.findings import Finding
 from dataloaders.predicting import Candidate
 

@@ -1,6 +1,7 @@
-"""What a report is written as, a file each; none of them measures.
+"""What a result is written as; nothing here measures.
 
-contents   what all of them say       saved      JSON, and back; Chrome's trace events
-markdown   for a pull request         against    two reports compared
-page       one HTML file              charts     its pictures, by matplotlib
+summary    figures into a report's words    contents   what all forms say
+text       for a terminal                   markdown   for a pull request
+page       one HTML file                    charts     its pictures, by matplotlib
+saved      JSON, and back; Chrome's trace   against    two reports compared
 """

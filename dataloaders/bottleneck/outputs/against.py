@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dataloaders.bottleneck.arms import Verdict
-from dataloaders.bottleneck.outputs.contents import times
+from dataloaders.bottleneck.outputs.contents import Table, milliseconds, times
+from dataloaders.bottleneck.result import Result
 from dataloaders.measuring.intervals import Interval
-
-if TYPE_CHECKING:
-    from dataloaders.bottleneck.report import Report
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Comparison:
         return f"{verdicts}; {loop}."
 
 
-def compare(before: Report, now: Report) -> Comparison:
+def compare(before: Result, now: Result) -> Comparison:
     """Return ``now`` compared with ``before``.
 
     The two are measured apart, so that their errors are independent: the half widths of the
@@ -63,6 +60,15 @@ def compare(before: Report, now: Report) -> Comparison:
     differs = [f"{name}: {then or '?'} before, {here or '?'} now" for name, then, here in facts
                if then != here]  # fmt: skip
     return Comparison((before.verdict, now.verdict), arms, tuple(differs))
+
+
+def compared(comparison: Comparison) -> Table:
+    """Return how many times as fast each arm is as before."""
+    rows = [
+        (name, milliseconds(before.estimate), milliseconds(now.estimate), times(ratio))
+        for name, (before, now, ratio) in comparison.arms.items()
+    ]
+    return Table(("input", "ms before", "ms now", "as fast as before"), rows)
 
 
 def _ratio(above: Interval, below: Interval) -> Interval:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from dataloaders.bottleneck.arms import FETCH, LAUNCH, MEANINGS, STALLS, Verdict
+from dataloaders.bottleneck.result import Result
 from dataloaders.findings import Finding
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import best_of
-
-if TYPE_CHECKING:
-    from dataloaders.bottleneck.outputs.against import Comparison
-    from dataloaders.bottleneck.report import Report
 
 T = TypeVar("T")
 
@@ -33,7 +30,7 @@ _EVIDENCE = {
 }
 
 
-def bound_of(report: Report) -> str:
+def bound_of(report: Result) -> str:
     """Return what a perfect input would gain, in a sentence; "" where it is not known."""
     bound = report.speedup_bound
     if bound is None:
@@ -45,7 +42,7 @@ def bound_of(report: Report) -> str:
     )
 
 
-def change_of(report: Report) -> tuple[str, str]:
+def change_of(report: Result) -> tuple[str, str]:
     """Return the one change to make, as code, and its gain; or "" and the first advice."""
     best = None if report.verdict == "step-bound" else best_of(report.candidates)
     gain = None if best is None else best.measured or best.predicted
@@ -56,7 +53,7 @@ def change_of(report: Report) -> tuple[str, str]:
     return best.code, f"{best.name}: {times(gain)} as fast, {how}{costs}"
 
 
-def findings_of(report: Report) -> list[Finding]:
+def findings_of(report: Result) -> list[Finding]:
     """Return what of the step could be faster; where it is not the limit, what holds anyway."""
     all_of_them = report.verdict == "step-bound"
     return [one for one in report.findings if all_of_them or one.anyway or one.gain is not None]
@@ -102,7 +99,7 @@ class Table(NamedTuple):
         return tuple(all(not cell or cell[0] in "-0123456789" for cell in one) for one in columns)
 
 
-def arms(report: Report) -> Table:
+def arms(report: Result) -> Table:
     """Return the arms that were measured, the whole loop last."""
     rows = [
         (name, milliseconds(took.estimate), range_of(took), MEANINGS.get(name, ""))
@@ -111,7 +108,7 @@ def arms(report: Report) -> Table:
     return Table(("input", "ms a batch", "95 % interval", "what it is"), rows)
 
 
-def stalls(report: Report) -> Table:
+def stalls(report: Result) -> Table:
     """Return what the loop loses, by cause; where the step is the limit, what that loses."""
     real = report.seconds_per_batch.get("real")
     if real is None:
@@ -132,7 +129,7 @@ def in_order(found: Mapping[str, T], names: Iterable[str]) -> list[tuple[str, T]
     return [(name, found[name]) for name in order if name in found]
 
 
-def waits(report: Report) -> Table:
+def waits(report: Result) -> Table:
     """Return how long single batches are waited for."""
     found = report.waits or {}
     kinds = {"p50": "median", "p99": "99th percentile", "longest": "longest"}
@@ -140,14 +137,14 @@ def waits(report: Report) -> Table:
     return Table(("wait for one batch", "ms"), rows)
 
 
-def slow(report: Report) -> Table:
+def slow(report: Result) -> Table:
     """Return the samples that took longest."""
     found = (report.waits or {}).get("slow", ())
     rows = [(str(index), milliseconds(seconds), file) for index, file, seconds in found]
     return Table(("slow sample", "ms", "file"), rows)
 
 
-def preparation(report: Report) -> Table:
+def preparation(report: Result) -> Table:
     """Return what the calls of one sample cost."""
     rows = []
     for one in report.preparation:
@@ -158,7 +155,7 @@ def preparation(report: Report) -> Table:
     return Table(("call", "ms a sample", "of it CPU", "share"), rows)
 
 
-def candidates(report: Report) -> Table:
+def candidates(report: Result) -> Table:
     """Return what could be changed, with what it gains or why not."""
     tried = any(one.measured for one in report.candidates)
     rows = []
@@ -169,12 +166,3 @@ def candidates(report: Report) -> Table:
         rows.append((one.name, took or "", *gains[: 1 + tried], change))
     measured = ("measured",) * tried
     return Table(("what if", "ms a batch", "predicted", *measured, "change, or why not"), rows)
-
-
-def compared(comparison: Comparison) -> Table:
-    """Return how many times as fast each arm is as before."""
-    rows = [
-        (name, milliseconds(before.estimate), milliseconds(now.estimate), times(ratio))
-        for name, (before, now, ratio) in comparison.arms.items()
-    ]
-    return Table(("input", "ms before", "ms now", "as fast as before"), rows)

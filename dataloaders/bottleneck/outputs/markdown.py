@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from dataloaders.bottleneck.outputs import contents
-from dataloaders.bottleneck.outputs.against import Comparison
+from dataloaders.bottleneck.outputs.against import Comparison, compared
 from dataloaders.bottleneck.outputs.contents import MEANS, bound_of, change_of, findings_of, saved
-
-if TYPE_CHECKING:
-    from dataloaders.bottleneck.report import Report
+from dataloaders.bottleneck.result import Result
 
 
-def markdown(report: Report, comparison: Comparison | None = None) -> str:
+def markdown(report: Result, comparison: Comparison | None = None) -> str:
     """Return a summary: verdict, the change to make, tables; notes folded away."""
     parts = [f"### {report.verdict}: {MEANS[report.verdict]}", bound_of(report)]
     code, why = change_of(report)
@@ -24,7 +21,7 @@ def markdown(report: Report, comparison: Comparison | None = None) -> str:
     if comparison is not None:
         parts += [
             f"**Compared with before:** {_escaped(comparison.sentence)}",
-            _table(contents.compared(comparison)),
+            _table(compared(comparison)),
             _listed(comparison.differs),
         ]
     for name in ("arms", "stalls", "preparation", "candidates"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import linecache
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dataloaders.bottleneck.outputs import contents
+from dataloaders.bottleneck.outputs.against import Comparison, compared
+from dataloaders.bottleneck.result import Result
 from dataloaders.errors import MissingDependency
 
 try:
@@ -21,15 +22,11 @@ except ImportError as error:
         "install them with: pip install 'gpu-dataloaders[check]'"
     ) from error
 
-if TYPE_CHECKING:
-    from dataloaders.bottleneck.outputs.against import Comparison
-    from dataloaders.bottleneck.report import Report
-
 _WHERE = re.compile(r"(.+\.py):(\d+)")
 _ADDRESS = re.compile(r"(?:([^,]*), )?(https?://[^\s&]+)")  # with its title
 
 
-def page(report: Report, comparison: Comparison | None = None) -> str:
+def page(report: Result, comparison: Comparison | None = None) -> str:
     """Return the page."""
     names = ("arms", "stalls", "waits", "slow", "preparation", "candidates")
     change, why = contents.change_of(report)
@@ -47,7 +44,7 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
         findings=[(one, _line_at(one.where or "")) for one in contents.findings_of(report)],
         saved=contents.saved,
         comparison=comparison,
-        compared=comparison and contents.compared(comparison),
+        compared=comparison and compared(comparison),
     )
 
 

@@ -1,11 +1,12 @@
-"""What is found once the verdict stands: slow samples, preparation by calls, cold files, remedies.
+"""Finds, once the verdict stands: slow samples, preparation by calls, cold files, remedies.
 
     verdict ──> Look          in a process of its own: samples timed, their files known
-            ──> fetch         those files evicted: the loop on those samples, twice in turn
             ──> candidates()  what each remedy would gain, from the stages measured so far
+            ──> fetch         those files evicted: the loop on those samples, twice in turn
             ──> trials        each remedy's loader with the step, if that is wanted
 
-Made for a loop of one process over a torch DataLoader, where input costs anything.
+For a loop of one process over a torch DataLoader, where input costs anything. All but the trials
+together take half of the check's budget: what does not fit in is left out, and a note says so.
 """
 
 from __future__ import annotations
@@ -27,31 +28,30 @@ from torch.utils.data import DataLoader, IterableDataset
 from dataloaders import observing
 from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
 from dataloaders.bottleneck.blocks import Blocks
-from dataloaders.bottleneck.cold import cold_block
-from dataloaders.bottleneck.preparation import Call, Look, Prepared
-from dataloaders.bottleneck.verdict import Analysis
+from dataloaders.bottleneck.causes.cold import cold_block
+from dataloaders.bottleneck.causes.preparation import Call, Look, Prepared
+from dataloaders.bottleneck.evidence.verdict import Analysis
 from dataloaders.errors import last_line
 from dataloaders.machine import resources
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import (
-    FORMATS,
-    LONGEST_SAMPLE_S,
     Candidate,
+    SmallCache,
     Stages,
     build,
     candidates,
     plus,
     ratio,
-    seconds_alone,
     seconds_of_a_worker,
+    small_caches,
     variant_of,
 )
 from dataloaders.tuning.trial import observe
 from dataloaders.tuning.variant import backend_of, inner_name_of
 
+_SHARE, _LEAST_S = 0.5, 5.0  # of the budget, for all but trials; and seconds at the least
 _LOOK_SHARE, _MOST_LOOK_S = 0.1, 2.0
 _TRIAL_SHARE, _LEAST_TRIAL_S = 0.1, 1.0
-_ALONE_FROM_S = 15.0  # of the budget
 
 
 class Causes:
@@ -63,6 +63,7 @@ class Causes:
         blocks: Blocks,
         budget_s: float,
         now: Callable[[], float],
+        tell: Callable[[str], None],
         cache: str | None = None,
     ) -> None:
         self.preparation: tuple[Call, ...] = ()
@@ -74,6 +75,7 @@ class Causes:
         self._blocks = blocks
         self._budget_s = budget_s
         self._now = now
+        self._tell = tell  # called with what is looked for
         self._cache = cache  # where to find or build one; None: only as long as it is tried
 
     @property
@@ -99,6 +101,8 @@ class Causes:
                 "loader.explain() says what it does where"
             )
             return
+        until = time.perf_counter() + max(_LEAST_S, _SHARE * self._budget_s)
+        self._tell("what preparation consists of")
         host = self._blocks.pool.issue("host", 1)[0]
         size = loader.batch_size or samples_in(host) or 1
         if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
@@ -110,7 +114,7 @@ class Causes:
             first += keys if isinstance(keys, (list, tuple)) else [keys]
         seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
         try:
-            look = Look(loader.collate_fn, size, seconds, first, self._now)
+            look = Look(loader.collate_fn, size, loader.num_workers, seconds, first, self._now)
             seen = observing.observe(loader, look)
         except Exception as error:  # a dataset may fail in any way
             self.notes.append(f"what preparation consists of is not known: {last_line(error)}")
@@ -123,28 +127,30 @@ class Causes:
         self._note_memory(seen)
         if "real" not in known.seconds_per_batch:
             return
+        self._tell("what changes would gain")
         try:
-            if stepping:
-                self.fetch = yield from cold_block(
-                    loader, self._blocks, seen, size, self._budget_s, self.notes
-                )
-            stages = self._stages(known, seen, size, host)
-            self.candidates = candidates(
+            stages = self._stages(known, seen, size, host, until)
+            found = candidates(
                 loader,
                 stages,
-                by_call=seen.by_call,
-                batch=size,
+                decodes="decode" in seen.by_call,
                 batches=self._blocks.feed.length,
-                random=seen.random,
-                runs=self._budget_s >= _ALONE_FROM_S,
+                until=until,
             )
         except Exception as error:  # the loader's own, or what a study of it ran into
             self.notes.append(f"what changes would gain is not known: {last_line(error)}")
             return
+        self.candidates = found
+        if stepping:
+            self._tell("what files cost that are not in memory")
+            left_s = until - time.perf_counter()
+            self.fetch = yield from cold_block(loader, self._blocks, seen, size, left_s, self.notes)
         if trying:
             yield from self._try(stages)
 
-    def _stages(self, known: Analysis, seen: Prepared, size: int, host: Batch) -> Stages:
+    def _stages(
+        self, known: Analysis, seen: Prepared, size: int, host: Batch, until: float
+    ) -> Stages:
         arms, workers = known.seconds_per_batch, self._blocks.feed.workers
         samples = np.array(seen.usual)
         each = seen.collate_s + seen.pass_s * (workers > 0)
@@ -163,6 +169,10 @@ class Causes:
         # Behind the device's work, the host's is hidden.
         take, start_s = seconds_of_a_worker(host, context, self._now)
         length = self._blocks.feed.length
+        cached, uncached = dict[str, SmallCache](), ""
+        if not isinstance(self._loader.dataset, IterableDataset):
+            sample_s = sum(seen.by_call.values())
+            cached, uncached = small_caches(self._loader, size, sample_s, until)
         return Stages(
             real=arms["real"],
             step=step,
@@ -175,32 +185,15 @@ class Causes:
             load_cores=seen.cores,
             step_cores=self._blocks.step_cores,
             contention=contention.estimate if contention and contention.low > 0 else 0.0,
-            sample_bytes=nbytes(host) / size,
             starting=self._starting() if workers or not length else start_s / length,
-            **self._alone(seen, size, workers),
+            cached=cached,
+            uncached=uncached,
+            samples=size,
             workers=workers,
             prefetch=getattr(self._loader, "prefetch_factor", None) or 2,
             cores=resources.usable_cores(),
             room=resources.batches_that_fit(nbytes(host), resources.shm_room()),
         )
-
-    def _alone(self, seen: Prepared, size: int, workers: int) -> dict[str, Any]:
-        """Return how long a worker takes for a batch, and caches, beside the loop's own way."""
-        sample_s = sum(seen.by_call.values())
-        quick = sample_s < LONGEST_SAMPLE_S and self._budget_s >= _ALONE_FROM_S
-        if not quick or isinstance(self._loader.dataset, IterableDataset):
-            return {}
-        here = min(1, workers)
-        took, uncached = seconds_alone(self._loader, size, sample_s, {here, 1}, FORMATS, self._now)
-        if not all(took.values()):  # of a played time, which workers do not share
-            return {}
-        cached = {
-            images: (took[images, here] / took[None, here], took[images, 1] / took[images, here])
-            for images, _ in took
-            if images is not None
-        }
-        apart = took[None, 1] / took[None, here]
-        return {"uncached": uncached, "apart": apart, "cached": cached}
 
     def _note_memory(self, seen: Prepared) -> None:
         """Say if the files of the dataset are larger than what memory can keep of them."""

@@ -25,11 +25,11 @@ import psutil
 import torch
 from torch.utils.data import IterableDataset
 
-from dataloaders.bottleneck.profile import Profile, is_code
+from dataloaders.bottleneck.causes.profile import Profile, is_code
 from dataloaders.measuring.clocks import HostTime
-from dataloaders.observing.opened import Files, files_opened
+from dataloaders.observing.opened import files_opened
 
-_BATCHES = 8
+_FEWEST_BATCHES = 8  # one more for each worker: a cold block needs those
 _SLOW, _SLOW_FROM_S = 3.0, 1e-3  # times the median sample; and seconds
 _MOST_SLOW = 5
 
@@ -91,6 +91,7 @@ class Look:
 
     collate_fn: Callable[[Any], Any]
     batch: int  # samples of one
+    workers: int  # of the loader
     seconds: float  # the most to spend, but for what has begun
     first: list[Any]  # indices to begin with, for half of the time at the most
     now: Callable[[], float]  # the clock of samples
@@ -105,7 +106,7 @@ class Look:
         next(fetches)[1]()  # it imports and opens things
         states = _states()
         until = time.perf_counter() + self.seconds
-        opened = _opened()
+        opened = files_opened()
         with Profile(Look.__call__) as profile:
             for key, fetch, chosen in fetches:
                 opened.clear()
@@ -164,11 +165,15 @@ class Look:
         bulk = getattr(dataset, "__getitems__", None)
         return dataset.__getitem__ if bulk is None else lambda key: bulk([key])[0]
 
+    @property
+    def _count(self) -> int:
+        return self.batch * (_FEWEST_BATCHES + self.workers)
+
     def _fetches(self, dataset: Any) -> Iterator[tuple[Any, Callable[[], Any], bool]]:
         """Yield the index of a sample, what makes it, and whether it was chosen."""
         if isinstance(dataset, IterableDataset):
             samples = iter(dataset)
-            for _ in range(1 + _BATCHES * self.batch):
+            for _ in range(1 + self._count):
                 yield None, lambda: next(samples), False
             return
         one = self._one(dataset)
@@ -180,7 +185,7 @@ class Look:
         if own:
             return
         count = len(dataset)
-        for key in random.Random(0).sample(range(count), min(count, 1 + _BATCHES * self.batch)):
+        for key in random.Random(0).sample(range(count), min(count, 1 + self._count)):
             yield key, functools.partial(one, key), False
 
     def _collate(self, samples: list[Any], found: Prepared) -> None:
@@ -194,40 +199,6 @@ class Look:
         except Exception:  # torch fails as well when it sends such a batch
             return
         found.pass_s += self.now() - done
-
-
-class WithFiles:
-    """A dataset for workers: each batch of samples comes with the files that were opened for it."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitems__(self, keys: list[Any]) -> tuple[list[Any], list[str]]:
-        opened = _opened()
-        opened.clear()
-        bulk = getattr(self.dataset, "__getitems__", None)
-        samples = bulk(keys) if bulk else [self.dataset[key] for key in keys]
-        return samples, _of_data(opened)
-
-
-@dataclass(frozen=True)
-class CollateApart:
-    """Collates the samples of `WithFiles`, and leaves the files beside the batch."""
-
-    collate_fn: Callable[[Any], Any]
-
-    def __call__(self, fetched: tuple[list[Any], list[str]]) -> tuple[Any, list[str]]:
-        """Return the batch and the files."""
-        return self.collate_fn(fetched[0]), fetched[1]
-
-
-@functools.cache
-def _opened() -> Files:
-    """Return the files that this process, which observes or is a worker, opens from now on."""
-    return files_opened()
 
 
 def _of_data(files: Iterable[str]) -> list[str]:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from dataloaders.bottleneck.blocks import Blocks
-from dataloaders.bottleneck.causes import Causes
+from dataloaders.bottleneck.causes.causes import Causes
+from dataloaders.bottleneck.evidence.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
 from dataloaders.bottleneck.report import Report
-from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
 from dataloaders.machine import resources
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval

@@ -1,4 +1,4 @@
-"""What settings would gain that findings name: each is tried around the step, in turn with none.
+"""Tries settings that findings name around the step, in turn with none: what each gains.
 
 round     plain │ autocast │ matmul-precision …     blocks of the step alone
 """
@@ -21,8 +21,8 @@ _SHARE = 0.5
 _FEWEST_ROUNDS, _MOST_ROUNDS = 4, 9
 
 
-class Advice:
-    """Holds what settings gain, for a check with ``budget_s`` seconds; nothing until tried."""
+class TriedSettings:
+    """Holds what settings gain, for a check with ``budget_s`` seconds; nothing until `find`."""
 
     def __init__(
         self, blocks: Blocks, watch: Watch, budget_s: float, now: Callable[[], float]

@@ -1,0 +1,100 @@
+"""Small caches of some samples: what each way to store images takes to read and on the disk."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, Subset
+
+from dataloaders import registry
+from dataloaders.errors import last_line
+from dataloaders.loader import wrap
+from dataloaders.specification import view_of
+from dataloaders.tuning.trial import driven, observe
+
+__all__ = ["SmallCache", "build", "small_caches"]
+
+_WAYS = ("", "jpeg", "packed")  # to store images, raw first; the others only where there are images
+_BUILD_S, _READ_S, _FEWEST, _MOST = 1.0, 0.3, 2, 64  # seconds for all samples; samples
+_SHARE = 0.25  # of the time that is left, for the fewest samples
+
+
+@dataclass(frozen=True)
+class SmallCache:
+    """Says what a cache of some samples takes."""
+
+    seconds_per_batch: float  # to read, in one worker
+    bytes_per_sample: float
+
+
+def small_caches(
+    loader: Any, size: int, sample_s: float, until: float
+) -> tuple[dict[str, SmallCache], str]:
+    """Return what caches take by how they store images ("": raw), and why there is none, else "".
+
+    Args:
+        loader: a torch DataLoader over a map-style dataset.
+        size: samples in a batch.
+        sample_s: seconds to prepare one sample.
+        until: when to begin no further one, by ``time.perf_counter()``.
+    """
+    if _FEWEST * sample_s > _SHARE * (until - time.perf_counter()):
+        return {}, "a small one has to be built and read, and this check has too small a budget"
+    length, found = len(loader.dataset), dict[str, SmallCache]()
+    rows = min(length, max(_FEWEST, min(_MOST, int(_BUILD_S / max(1e-6, sample_s)))))
+    some = Subset(loader.dataset, random.Random(0).sample(range(length), rows))
+    with tempfile.TemporaryDirectory() as folder:
+        for images in _WAYS:
+            if found and time.perf_counter() > until:
+                break
+            path = Path(folder, f"{images}.h5")
+            try:
+                cached = build(some, path, loader, images)
+                seconds = _seconds_to_read(loader, some, size, path)
+            except Exception as error:  # the dataset's own, or why no cache can hold it
+                if not images:
+                    return {}, last_line(error)
+                continue
+            found[images] = SmallCache(seconds, path.stat().st_size / rows)
+            kinds = [kind for column in cached.columns for kind, _ in column.variants]
+            if not images and not any(kind.startswith("image") for kind in kinds):
+                break
+    return found, ""
+
+
+def build(dataset: Any, path: str | Path, loader: Any, images: Any = None) -> Any:
+    """Build a cache of ``dataset`` in workers like the loader's, print nothing, and return it."""
+    from dataloaders.cache import precompute
+
+    return precompute(
+        dataset,
+        path,
+        images=images or None,
+        announce=lambda text: None,
+        multiprocessing_context=loader.multiprocessing_context,
+        worker_init_fn=loader.worker_init_fn,
+    )
+
+
+def _seconds_to_read(loader: Any, some: Any, size: int, path: Path) -> float:
+    """Return the seconds of a batch of the loader's size from the cache, in one worker."""
+    keys: Any = RandomSampler(some, True, 1 << 40, generator=torch.Generator())
+    whole = loader.batch_sampler is not None
+    view = view_of(
+        loader,
+        dataset=some,
+        **({"batch_sampler": BatchSampler(keys, size, False)} if whole else {"sampler": keys}),
+        generator=torch.Generator(),  # nothing is drawn from the user's
+        num_workers=1,
+        prefetch_factor=2,
+        persistent_workers=False,
+    )
+    read = wrap(view, backend=registry.load("h5")(path))  # type: ignore[call-arg]
+    trial = observe(read, stepping=False, seconds=_READ_S)
+    return driven(trial, lambda batch: None).seconds_per_batch.estimate
