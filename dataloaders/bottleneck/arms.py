@@ -17,10 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from dataloaders.batches.tree import Batch, to_device
+from dataloaders.batches.tree import Batch
 from dataloaders.bottleneck.resident import Pool
 from dataloaders.bottleneck.schedule import Schedule
-from dataloaders.measuring.clocks import HostTime
 from dataloaders.measuring.feed import Feed
 
 Verdict: TypeAlias = Literal[
@@ -39,36 +38,20 @@ class Loop:
         real_s: seconds of a step on real batches, as last measured.
         ready: batches that were ready when the last real block ended; None if not countable.
         patience_s: the longest wait for workers.
-        copied_at: when the last batch of the loader had been copied to its device.
     """
 
-    def __init__(self, feed: Feed, pool: Pool, schedule: Schedule, host: HostTime) -> None:
+    def __init__(self, feed: Feed, pool: Pool, schedule: Schedule) -> None:
         self.feed: Feed = feed
         self.pool: Pool = pool
         self.schedule = schedule
         self.real_s = math.nan
         self.ready: int | None = 0
         self.patience_s = max(0.5, schedule.budget_s / 6)
-        self.copied_at = -math.inf
-        self._now = host.now
 
     @property
     def asynchronous(self) -> bool:
         """Whether the clock is a device's, which runs behind the host."""
         return self.schedule.asynchronous
-
-    def take_real(self) -> Batch:
-        """Return the loader's next batch, of the next epoch if one is over."""
-        return self.delivered(self.feed.next())
-
-    def delivered(self, batch: Batch) -> Batch:
-        """Return ``batch`` as the loader hands it over: copied, if the loader copies."""
-        to = self.feed.copies_to
-        if to is None:
-            return batch
-        copied = to_device(batch, to)
-        self.copied_at = self._now()
-        return copied
 
 
 class Stall(NamedTuple):
@@ -100,13 +83,6 @@ LAUNCH = Stall("launch", "step-bound", "within the step: its device waiting to b
 
 def _when_idle(loop: Loop) -> bool:
     return loop.feed.wait_until_idle(loop.patience_s, loop.real_s)
-
-
-def _on_host(loop: Loop, count: int) -> Take:
-    issued = iter(loop.pool.issue("host", count))
-    if loop.feed.copies_to is None:
-        return issued.__next__
-    return lambda: loop.delivered(next(issued))
 
 
 def _slows_the_host(loop: Loop) -> bool:
@@ -144,7 +120,7 @@ ARMS = (
         "real",
         "the loop as it is",
         _begin_real,
-        lambda loop, count: loop.take_real,
+        lambda loop, count: loop.feed.next,
     ),
     Arm(
         "synthetic",
@@ -156,7 +132,7 @@ ARMS = (
         "host",
         "the same, and the copy to the device",
         _when_idle,
-        _on_host,
+        lambda loop, count: iter(loop.pool.issue("host", count)).__next__,
         TRANSFER,
         lambda loop: loop.pool.transfers,
     ),

@@ -42,7 +42,8 @@ class Blocks(Loop):
     def __init__(
         self, feed: Feed, pool: Pool, schedule: Schedule, clock: Clock, host: HostTime
     ) -> None:
-        super().__init__(feed, pool, schedule, host)
+        super().__init__(feed, pool, schedule)
+        self._now = host.now
         self.clock = clock
         self.log = StepLog()
         self.rhythm = Rhythm()
@@ -148,14 +149,11 @@ class Blocks(Loop):
     ) -> Iterator[Batch]:
         keeps = arm.name == "real" and self.pool.varied and not self.writes
         for number in range(1, count + 1):
+            batch = take()
             if keeps:
                 # Copied here, off the clock: a block that held pinned batches would make the
                 # loader pin new memory for each one.
-                host = self.feed.next()
-                self.pool.record(host)
-                batch = self.delivered(host)
-            else:
-                batch = take()
+                self.pool.record(batch)
             yield from self.give(batch)
             if number >= WARM_UP_STEPS and self.schedule.late(
                 number, self._now() - began, plan.most_s
@@ -176,9 +174,6 @@ class Blocks(Loop):
         count = batches // steps
         feed, log, now, mark = self.feed, self.log, self._now, self.clock.mark
         real, varied = arm.name == "real", self.pool.varied
-        if real:
-            take = feed.next
-        copies = real and feed.copies_to is not None
         before, used, asked_queues = self.held_up(), feed.cpu_s(), -math.inf
         started, computed = now(), time.process_time()
         busy, marks = list[float](), [mark()]
@@ -200,12 +195,12 @@ class Blocks(Loop):
                     size += nbytes(batch)
                     new_shape = self._is_new_shape(batch) or new_shape
                 log.given += 1
-                yield self.delivered(batch) if copies else batch
+                yield batch
                 done = now()
                 if self._interruption(done - given):
                     interrupted = True
                 else:
-                    log.step(arm.name, begin, given, self.copied_at, done)
+                    log.step(arm.name, begin, given, done)
             marks.append(mark())
             fact = (waited, log.elsewhere_s - elsewhere, size, new_shape, feed.epoch > epoch)
             facts.append(None if interrupted else fact)

@@ -114,7 +114,7 @@ class FirstSteps:
             if interrupted:
                 continue
             done = self._now()
-            blocks.log.step("real", begin, given, given, done)
+            blocks.log.step("real", begin, given, done)
             steady.stepped(done - given, done - begin)
             if len(self.segments) < _MOST_KEPT:
                 self.segments.append(Segment(done - begin, 1, given - begin))
@@ -147,16 +147,14 @@ class FirstSteps:
         rest_s = feed.left * self.seconds / self.steps
         return rest_s > _EPOCH_SHARE * self._budget_s or self._schedule.short_epochs
 
-    def _watched(self, host: Batch) -> Generator[Batch, None, bool]:
+    def _watched(self, batch: Batch) -> Generator[Batch, None, bool]:
         """Yield one of the first batches, and see to which devices the step copies and computes."""
         blocks, pool = self._blocks, self._pool
-        batch = blocks.delivered(host)
-        wanted = self._feed.copies_to or self._device
-        if wanted is not None and not pool.placed:
-            pool.place(resident_everywhere(host, wanted))
+        if self._device is not None and not pool.placed:
+            pool.place(resident_everywhere(batch, self._device))
         if not torch.accelerator.is_available():
             if not pool.placed:
-                pool.place([None for _ in leaves(host)])
+                pool.place([None for _ in leaves(batch)])
             return (yield from blocks.give(batch))
         # A consumer that fetches ahead copies this batch after the next one was asked for.
         if self.placement is None:
@@ -219,7 +217,7 @@ class FirstSteps:
             for batch in self._pool.issue("synthetic", last):
                 begin = now()
                 yield from blocks.give(batch)
-                blocks.log.step("synthetic", begin, begin, begin, now())
+                blocks.log.step("synthetic", begin, begin, now())
                 self._resident.append(Segment(now() - begin, 1))
             self._pool.restore()
         held_s = min(b - a for a, b in zip(held, blocks.held_up(), strict=True))

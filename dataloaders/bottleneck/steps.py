@@ -39,7 +39,7 @@ class StepLog:
         self.elsewhere: dict[str, float] = {}
         self.elsewhere_s = 0.0
         self.given = 0
-        self._steps: dict[str, deque[tuple[float, float, float, float]]] = {}
+        self._steps: dict[str, deque[tuple[float, float, float]]] = {}
 
     def waited(self, seconds: float, feed: Feed) -> None:
         """Note what the loop waited for the batch that ``feed`` delivered last.
@@ -58,11 +58,11 @@ class StepLog:
         self.elsewhere[name] = self.elsewhere.get(name, 0.0) + seconds
         self.elsewhere_s += seconds
 
-    def step(self, arm: str, begin: float, given: float, copied: float, done: float) -> None:
-        """Note when a step asked for its batch, got it, had it copied, and was done."""
+    def step(self, arm: str, begin: float, given: float, done: float) -> None:
+        """Note when a step asked for its batch, got it, and was done."""
         if arm not in self._steps:
             self._steps[arm] = deque(maxlen=_IN_TIMELINE)
-        self._steps[arm].append((begin, given, copied, done))
+        self._steps[arm].append((begin, given, done))
 
     def clear(self) -> None:
         """Forget single steps; waits for other loaders stay."""
@@ -75,11 +75,6 @@ class StepLog:
         zero = min((steps[0][0] for steps in self._steps.values()), default=0.0)
         timeline: dict[str, tuple[Step, ...]] = {}
         for arm, steps in self._steps.items():
-            rows = []
-            for begin, given, copied, done in steps:
-                waited = 0.0 if arm == "host" else given - begin  # taking a host batch is the copy
-                copied = max(given, copied)
-                seconds = (begin - zero, waited, copied - begin - waited, done - copied)
-                rows.append(Step(*(round(each, 6) for each in seconds)))
-            timeline[arm] = tuple(rows)
+            seconds = ((begin - zero, given - begin, done - given) for begin, given, done in steps)
+            timeline[arm] = tuple(Step(*(round(each, 6) for each in one)) for one in seconds)
         return timeline

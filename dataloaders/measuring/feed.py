@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -47,9 +46,6 @@ class Feed:
         self.epoch_starts: list[float] = []
         self.epoch_ends: list[float] = []
         self.countable: bool = True  # whether the iterator reports how many batches are ready
-        # The device to which the loader copies each batch as it is taken: those from here are
-        # still where they were before that copy.
-        self.copies_to: torch.device | None = None
         # What the sampler drew for the last batch; None where that is not known (ordered before
         # anybody listened, another iterator than torch's, out of order).
         self.keys: Any = None

@@ -56,7 +56,6 @@ class Step(NamedTuple):
 
     begin: float  # when the loop asked for the batch, after the first step that is kept
     wait: float  # in ``next()`` of the loader
-    transfer: float  # in the copy to the device, where the loader makes it
     step: float  # until the next batch was asked for; a device may still be at work then
 
 

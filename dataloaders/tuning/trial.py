@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in, to_device
+from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
 from dataloaders.errors import CheckError
 from dataloaders.machine import resources
 from dataloaders.measuring.clocks import Clock, clock_of, cpu_seconds, host_time_of
@@ -139,14 +139,9 @@ def observe(
     """
     now = host_time_of(clock).now
     with _opened(loader) as (feed, workers):
-
-        def take() -> Batch:
-            batch = feed.next()
-            return batch if feed.copies_to is None else to_device(batch, feed.copies_to)
-
         makers, warmed = loader.num_workers, 1
         began = now()
-        batch = take()
+        batch = feed.next()
         startup_s = now() - began
         batch_bytes = nbytes(batch)
         held = [_copy(batch)] if keep else []
@@ -157,7 +152,7 @@ def observe(
         while warmed <= (makers * (loader.prefetch_factor or 0 if stepping else 1) or feed.ahead):
             if now() - began > startup_s + seconds / 3:
                 break
-            batch, warmed = take(), warmed + 1
+            batch, warmed = feed.next(), warmed + 1
             if stepping:
                 yield batch
         clock, processes = clock or _clock(), [one.pid for one in workers()]
@@ -170,7 +165,7 @@ def observe(
             # Workers that started together may deliver together: a block has batches of all.
             while taken % max(1, makers) or now() - began < seconds / _BLOCKS:
                 before = now()
-                batch = take()
+                batch = feed.next()
                 waits.append(now() - before)
                 taken += 1
                 samples += samples_in(batch) or 1

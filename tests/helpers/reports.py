@@ -14,8 +14,8 @@ def about(seconds, share=0.04):
 
 def a_report(**changes):
     """Return a full report of a loop of 33.7 ms a batch, 6.6 ms of it the step."""
-    real = [Step(0.034 * k, 0.027 + 0.004 * (k % 3), 0.001, 0.0061) for k in range(20)]
-    alone = [Step(1 + 0.0066 * k, 0.0, 0.0, 0.0066) for k in range(100)]
+    real = [Step(0.034 * k, 0.027 + 0.004 * (k % 3), 0.0061) for k in range(20)]
+    alone = [Step(1 + 0.0066 * k, 0.0, 0.0066) for k in range(100)]
     given = {
         "verdict": "input-bound",
         "speedup_bound": Interval(4.9, 5.13, 5.37),

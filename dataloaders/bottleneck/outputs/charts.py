@@ -115,7 +115,7 @@ def _timeline(axes: Any, report: Result) -> Iterator[str]:
         return
     real = _last_run(report.timeline["real"], math.inf)[-_SHOWN_STEPS:]
     window = sum(real[-1]) - real[0].begin
-    colours = {"wait": _COLOURS["prep"], "transfer": _COLOURS["transfer"], "step": _STEP}
+    colours = {"wait": _COLOURS["prep"], "step": _STEP}
     for row, arm in enumerate(arms):
         steps = real if arm == "real" else _last_run(report.timeline[arm], window)
         bars: dict[str, list[tuple[float, float]]] = {name: [] for name in colours}

@@ -70,7 +70,7 @@ def trace(report: Result) -> str:
         events.append(_named("thread_name", row, arm))
         for number, one in enumerate(steps):
             at = one.begin
-            for name in ("wait", "transfer", "step"):
+            for name in ("wait", "step"):
                 seconds = getattr(one, name)
                 if seconds > 0:
                     place = {"pid": 1, "tid": row, "ts": at * 1e6, "dur": seconds * 1e6}
