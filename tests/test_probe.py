@@ -125,7 +125,7 @@ from torch.utils.data import DataLoader
 
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-padded = [torch.ones(2, 5 + 10 * (i == 9)) for i in range(12)]  # the tenth is the longest
+padded = [torch.ones(2, 5 + i % 8) for i in range(12)]
 for batch in DataLoader(padded, batch_size=None):
     print("length", batch.shape[1])
     model(batch[..., None]).sum().backward()
@@ -134,14 +134,13 @@ for batch in DataLoader(padded, batch_size=None):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("look", "length"), [(8, 5), (10, 15)])
-def test_the_longest_of_as_many_batches_as_asked_is_tried(look, length, tmp_path):
+def test_the_longest_of_the_first_batches_is_tried(tmp_path):
     (tmp_path / "train.py").write_text(LENGTHS)
-    words = ["-m", "dataloaders", "probe", "--budget", "0.01", "--most", "4", "--look", look]
+    words = ["-m", "dataloaders", "probe", "--budget", "0.01", "--most", "4"]
     done = warm.run([*words, "train.py"], cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
     lengths = [line for line in done.stdout.splitlines() if line.startswith("length")]
-    assert set(lengths[1:]) == {f"length {length}"}
+    assert set(lengths[1:]) == {"length 12"}
 
 
 @pytest.mark.nightly

@@ -232,8 +232,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_measuring(probe, 1.0, "measure each batch size for S seconds")
     most = "try no larger batch than N"
     probe.add_argument("--most", type=_count, default=1 << 20, metavar="N", help=most)
-    look = "find the batch with the longest samples among the first N (8)"
-    probe.add_argument("--look", type=_count, default=8, metavar="N", help=look)
     probe.add_argument("--state", help=argparse.SUPPRESS)  # for the processes that it starts
     run = add("run", "run a script on another backend", _RUN)
     run.add_argument("--backend", required=True, metavar="NAME", help="see dataloaders backends")
@@ -241,10 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--explain", action="store_true", help=plans)
     add_cache_parsers(commands)
     add("backends", "what can run here, and why not", "Lists every backend.", usage="")
-    usage = "[--images F] [--budget S]"
-    demo = add("demo", "the check on images made on the spot", _DEMO, usage=usage)
-    images = "use these instead: one folder of images for each class"
-    demo.add_argument("--images", metavar="FOLDER", help=images)
+    demo = add("demo", "the check on images made on the spot", _DEMO, usage="[--budget S]")
     _add_budget(demo, 25.0, "seconds for the check, and about as many for the remedies")
     return parser
 

@@ -37,6 +37,8 @@ from dataloaders.scripts.target import Target
 _RAN_OUT = 77
 """Exit status of a process whose script ran out of memory."""
 _KILLED = (-9, 137)
+_FIRST = 8
+"""Batches among which the one with the longest samples is looked for."""
 
 
 def carry_out(target: Target, args: list[str], options: Namespace) -> int:
@@ -83,7 +85,7 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
 
 def _start(target: Target, args: list[str], options: Namespace, state: Path) -> int:
     words = ["--state", str(state)]
-    for name in ("budget", "most", "look"):
+    for name in ("budget", "most"):
         words += [f"--{name}", str(getattr(options, name))]
     if options.loader is not None:
         words += ["--loader", str(options.loader)]
@@ -100,8 +102,8 @@ def _probe_here(target: Target, args: list[str], options: Namespace, state: Path
 
     def probed(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
         # Of padded batches the one whose longest sequence is longest: it has the largest samples.
-        looked_at = itertools.islice(iterate(), options.look)
-        batch = max(looked_at, key=lambda batch: nbytes(batch) / max(1, rows_of(batch)))
+        first = itertools.islice(iterate(), _FIRST)
+        batch = max(first, key=lambda batch: nbytes(batch) / max(1, rows_of(batch)))
         of = rows_of(batch)
         while (size := next_size(of, trials, options.most)) is not None:
             note(size=size)
