@@ -3,12 +3,9 @@
 import json
 import multiprocessing
 import os
-import warnings
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -105,13 +102,14 @@ class Augmented(TensorDataset):
         return super().__getitem__(index)[0] + torch.rand(1)
 
 
-HELD, CHANGED = TensorDataset(torch.zeros(99, 3)), Augmented(torch.zeros(99, 3))
+HELD, CHANGED = TensorDataset(torch.zeros(99, 3)), Augmented(torch.zeros(4, 3))
 RULE = [
     *((one, {}, (0, None)) for one in (HELD, Subset(HELD, range(50)), ConcatDataset([HELD, HELD]))),
     (HELD, {"persistent_workers": True}, (1, 2)),  # which needs a worker, as the next two do
     (HELD, {"timeout": 5.0}, (1, 2)),
     (HELD, {"prefetch_factor": 3}, (1, 3)),
     (CountingStream(), {}, (1, 2)),  # more may repeat samples
+    *((one, {}, (1, 2)) for one in (CHANGED, Subset(CHANGED, range(4)))),  # changed when read
     (Files(), {"num_workers": 0}, (0, None)),
     (Files(), {"num_workers": 1}, (1, 2)),
     (Files(), {"num_workers": 1, "prefetch_factor": 5}, (1, 5)),
@@ -121,11 +119,6 @@ RULE = [
 @pytest.mark.parametrize(("dataset", "given", "expected"), RULE)
 def test_by_dataset_and_what_is_given(dataset, given, expected):
     assert resolved(dataset, **given) == (*expected, expected[0] > 0 and not NO_CUDA)
-
-
-def test_tensors_that_are_changed_when_they_are_read_get_workers():
-    for changed in (CHANGED, Subset(CHANGED, range(50)), ConcatDataset([CHANGED, CHANGED])):
-        assert resolved(changed)[0] > 0
 
 
 def test_ranks_on_one_machine_share_its_cores(monkeypatch):
@@ -143,20 +136,6 @@ def test_odd_datasets_are_survived_and_what_is_wrong_is_left_for_torch_to_say():
     for wrong in (-1, "many"):
         with pytest.raises((ValueError, TypeError)):
             resolved(Files(), num_workers=wrong)
-
-
-@given(
-    size=st.integers(0, 10**9),
-    batch_size=st.none() | st.integers(1, 64),
-    persistent=st.booleans(),
-    prefetch=st.just("auto") | st.none() | st.integers(1, 8),
-)
-def test_it_is_always_what_torch_accepts(size, batch_size, persistent, prefetch):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CapacityWarning)
-        options = {"persistent_workers": persistent, "prefetch_factor": prefetch}
-        count, _, _ = resolved(Files(size), batch_size=batch_size, **options)
-    assert int(persistent) <= count <= max(1, resources.usable_cores())
 
 
 # What was learned

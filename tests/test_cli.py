@@ -361,29 +361,6 @@ def test_a_loop_that_ends_before_tuning_does_is_told(ending, command):
 
 
 @pytest.mark.nightly
-def test_a_thread_of_the_scripts_that_trains_on_is_left_alone():
-    # The dataset is read in the script's own process since any other one dies of it.
-    text = (
-        "here, asked, ended = os.getpid(), threading.Event(), threading.Event()\n"
-        "class Stuck(Slow):\n"
-        "    def __getitem__(self, index):\n"
-        "        if os.getpid() != here: os._exit(1)\n"
-        "        if index == 20:\n"
-        "            asked.set()\n"
-        "            ended.wait()\n"
-        "        return super().__getitem__(index)\n"
-        "def train():\n"
-        "    for batch in DataLoader(Stuck(0), 4): pass\n"
-        "threading.Thread(target=train, daemon=True).start()\n"
-        "asked.wait()\n"
-    )
-    # A process of its own, with which the thread ends.
-    done = warm.run(["-m", "dataloaders", "tune", "--budget", 60, write(text)])
-    assert done.returncode == 0, done.stderr
-    assert "note: the script's loop ended after" in done.stdout
-
-
-@pytest.mark.nightly
 def test_ctrl_c_in_tune_prints_the_trials_made_by_then(tmp_path):
     # A sample that a worker loads: the trial of one process, the first one, is over by then.
     text = WAITS_FOR_INPUT.replace("Slow(0.004)", "Slow(0.004, count=5000)")

@@ -5,11 +5,11 @@ With ``--backends`` it is ``check --try``, whose best way is remembered.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
 from dataloaders import registry
@@ -75,7 +75,7 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     with untouched_files(takeover, let_write=options.let_write) as scratch, takeover:
         outcome = run_shown(target, args, line)
     for steps in running:
-        if inspect.getgeneratorstate(steps) != inspect.GEN_RUNNING:  # in a thread of the script's
+        with suppress(ValueError):  # it runs in a thread of the script
             steps.close()  # a trial under way, with its workers, if the script's loop ended first
     if takeover.taken is None:
         return no_loader(takeover, outcome)

@@ -4,7 +4,7 @@
     available_memory()    MemAvailable and every cgroup limit above it          │ divided by
     total_memory()        main memory and every cgroup limit above it           │ ranks_here()
     shm_room()            free in /dev/shm, where torch's workers put batches   ┘
-    process_memory(pid)   what one worker costs now, and what copy-on-write can still add
+    private_memory(pid)   what one worker costs now
     python_heap_bytes()   what every forked worker may come to copy by counting references
 
 The ranks that torchrun starts on one machine share its cores and its memory. Only this module
@@ -23,7 +23,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 SHM = Path("/dev/shm")
 _ROOT = Path("/")
@@ -216,28 +215,15 @@ def shm_shortage(
     )
 
 
-class ProcessMemory(NamedTuple):
-    """The memory of one process, in bytes.
+def private_memory(pid: int, root: Path = _ROOT) -> int | None:
+    """Return the bytes of process ``pid`` that no other process shares: what ending it would free.
 
-    Attributes:
-        private: pages that no other process shares (USS): what ending it would free.
-        shared_anonymous: pages still shared with the process that forked it. Each is copied when
-            either side writes to it, and counting a reference is a write: ``private`` can grow by
-            this much over an epoch.
+    None if it has ended, or if the system does not say.
     """
-
-    private: int
-    shared_anonymous: int
-
-
-def process_memory(pid: int, root: Path = _ROOT) -> ProcessMemory | None:
-    """Return the memory of process ``pid``; None if it has ended or the system does not say."""
     fields = _fields(root / "proc" / str(pid) / "smaps_rollup")
-    if "Pss:" not in fields:
+    if "Private_Dirty:" not in fields:
         return None
-    dirty, anonymous = fields.get("Private_Dirty:", 0), fields.get("Anonymous:", 0)
-    private = fields.get("Private_Clean:", 0) + dirty
-    return ProcessMemory(private * 1024, max(0, anonymous - dirty) * 1024)
+    return (fields.get("Private_Clean:", 0) + fields["Private_Dirty:"]) * 1024
 
 
 def python_heap_bytes() -> int:

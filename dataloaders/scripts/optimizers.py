@@ -6,14 +6,13 @@
 A first pass over the data (for the channels' mean, for class weights) looks like a training loop
 until an optimizer steps in another one. No step is expected of a program that never uses a torch
 optimizer (but its own update rule, or another library's): one that makes none before the third
-epoch over a loader, or whose source does not name one.
+epoch over a loader, or whose main file does not name one.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-import sysconfig
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _NAMES_ONE = re.compile(rb"(?<![a-zA-Z])optim(izers?)?(?![a-zA-Z])|Trainer\b")
 _PASSES = 2  # over the data before training: for the channels' mean, then for their deviation
-_INSTALLED = tuple(
-    str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "purelib", "platlib")
-)
-_OURS = str(Path(__file__).resolve().parents[1])
 
 
 class Optimizers:
@@ -36,8 +31,7 @@ class Optimizers:
     def __init__(self) -> None:
         self.steps = 0
         self.thread: threading.Thread | None = None  # of the last one
-        self._modules: set[str] = set()
-        self._made = self._named = False
+        self._made = False
         made = torch.optim.Optimizer.__init__
 
         def __init__(optimizer: Any, *args: Any, **options: Any) -> None:
@@ -47,7 +41,6 @@ class Optimizers:
         self._noting = mock.patch.object(torch.optim.Optimizer, "__init__", __init__)
 
     def __enter__(self) -> Optimizers:
-        self._modules = set(sys.modules)
         self._hook = register_optimizer_step_post_hook(self._after_step)
         self._noting.start()
         return self
@@ -60,24 +53,16 @@ class Optimizers:
         """Return whether an optimizer is still to step, in a loader's epoch ``epochs``."""
         if self._made or epochs > _PASSES:
             return self._made
-        # More modules may be imported later, so only a positive answer is kept.
-        new = [name for name in list(sys.modules) if name not in self._modules]
-        self._named = self._named or any(map(_names_optimizer, ("__main__", *new)))
-        return self._named
+        return _main_names_one()
 
     def _after_step(self, *_: object) -> None:
         self.steps += 1
         self.thread = threading.current_thread()
 
 
-def _names_optimizer(module: str) -> bool:
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if not isinstance(file, str) or not file.endswith(".py"):
-        return False
-    path = Path(file).resolve()
-    if str(path).startswith((*_INSTALLED, _OURS)):
-        return False
+def _main_names_one() -> bool:
     try:
-        return _NAMES_ONE.search(path.read_bytes()) is not None
-    except OSError:
+        source = Path(str(sys.modules["__main__"].__file__)).read_bytes()
+    except (AttributeError, OSError):  # there is no file
         return False
+    return _NAMES_ONE.search(source) is not None

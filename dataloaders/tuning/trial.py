@@ -305,11 +305,7 @@ def _interval(blocks: list[tuple[float, int]]) -> Interval:
 def _memory_per_worker(workers: list[int]) -> int | None:
     """Return the bytes of the largest worker at the end of an epoch; None if not known.
 
-    These are its private pages, and the shared ones that it will copy by counting references: at
-    most `resources.python_heap_bytes`, since reading an array copies nothing.
+    By then it has its own copy of the Python objects, by counting references to them.
     """
-    heap = resources.python_heap_bytes()
-    found = map(resources.process_memory, workers)
-    return max(
-        (m.private + min(m.shared_anonymous, heap) for m in found if m is not None), default=None
-    )
+    private = [found for pid in workers if (found := resources.private_memory(pid)) is not None]
+    return max(private) + resources.python_heap_bytes() if private else None
