@@ -82,8 +82,8 @@ class Script:
 
     def rate(self, words: tuple[str, ...]) -> float:
         """Return its steps a second; NaN if it trains where they are not counted, or not at all."""
-        told = re.search("steps a second: ([0-9.]+)", self.run(words, 300).stdout)
-        return float(told[1]) if told else math.nan
+        found = re.search("steps a second: ([0-9.]+)", self.run(words, 300).stdout)
+        return float(found[1]) if found else math.nan
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from bench.harness import Case, Result, Scale, save, show
+from bench.harness import Case, Result, Scale, show
 from dataloaders.seeding.states import random_states_kept
-from dataloaders.tuning import Settings, Tuning, tune
+from dataloaders.tuning import Settings, tune
 from dataloaders.tuning.trial import driven, observe
 from dataloaders.tuning.variant import Variants
 
@@ -142,7 +142,7 @@ def run(scale: Scale, only: Sequence[str] = ()) -> Result:
         workloads = tuple(one for one in WORKLOADS if one.name.startswith(tuple(only)))
     counts = scale.pick(full=(1, 2, 3, 4, 6, 8), tiny=(1,))
     prefetches = scale.pick(full=(1, 2, 4, 8), tiny=(2,))
-    rows, data, met = [], {}, True
+    rows, met = [], True
     tuning_s = sweep_s = 0.0
     for workload in workloads:
         loader = DataLoader(workload.make(), workload.batch_size, shuffle=True)
@@ -157,45 +157,26 @@ def run(scale: Scale, only: Sequence[str] = ()) -> Result:
         best = max(rates, key=lambda settings: rates[settings])
         share, spread = _against(loader, workload.step, found.choice, best, scale)
         rows.append(
-            (
-                workload.name,
-                _short(found.choice),
-                _short(best),
-                rates[best],
-                f"{share:.3f} ({spread[0]:.3f} to {spread[1]:.3f})",
-                len(found.trials),
-                found.seconds,
-                seconds,
-                found.seconds / seconds,
-            )
-        )
-        data[workload.name] = _details(found, rates)
+            (workload.name, _short(found.choice), _short(best), rates[best],
+             f"{share:.3f} ({spread[0]:.3f} to {spread[1]:.3f})", len(found.trials),
+             found.seconds, seconds, found.seconds / seconds)
+        )  # fmt: skip
         met = met and share >= BAR_RATE
         tuning_s, sweep_s = tuning_s + found.seconds, sweep_s + seconds
     share_of_time = tuning_s / sweep_s
     return Result(
-        headings=(
-            "workload",
-            "tuned",
-            "best of the sweep",
-            "its samples/s",
-            "tuned / best",
-            "trials",
-            "tuning, s",
-            "sweep, s",
-            "time share",
-        ),
+        headings=("workload", "tuned", "best of the sweep", "its samples/s", "tuned / best",
+                  "trials", "tuning, s", "sweep, s", "time share"),
         rows=tuple(rows),
         met=met and share_of_time <= BAR_TIME,
         notes=(
             f"All workloads together: tuning took {100 * share_of_time:.1f} % of the sweeps' time.",
             "Settings are workers x prefetch factor. Rates are of the steady state; with a step, "
             "of the loop. The step is a sleep of 40 ms, as of work on a device.",
-            "tuned / best: both measured again in turns, for longer and behind a longer start than "
+            "tuned / best: both measured again in turns, for longer and after a longer start than "
             "in the sweep; the median of the rounds' ratios, the smallest and the largest.",
         ),
-        data=data,
-    )
+    )  # fmt: skip
 
 
 def _sweep(
@@ -262,22 +243,6 @@ def _rate(loader: DataLoader[Any], step: Step | None, settings: Settings, scale:
     return seen.samples_per_second.estimate
 
 
-def _details(found: Tuning, rates: dict[Settings, float]) -> dict[str, Any]:
-    return {
-        "reason": found.reason,
-        "trials": [
-            {
-                "settings": _short(trial.settings),
-                "samples_per_second": trial.epoch_samples_per_second,
-                "seconds": round(trial.seconds, 2),
-                "why": trial.why,
-            }
-            for trial in found.trials
-        ],
-        "sweep": {_short(settings): round(rate, 1) for settings, rate in rates.items()},
-    }
-
-
 def _short(settings: Settings) -> str:
     depth = settings.prefetch_factor
     return str(settings.num_workers) if depth is None else f"{settings.num_workers} x {depth}"
@@ -294,8 +259,5 @@ CASES = [
 
 
 if __name__ == "__main__":
-    # python -m bench.tuning [WORKLOAD ...]: some of the workloads, kept as the result.
-    _began = time.perf_counter()
-    _result = run(Scale(tiny=False), sys.argv[1:])
-    show(CASES[0], _result)
-    print(f"saved: {save(CASES[0], _result, time.perf_counter() - _began)}")
+    # python -m bench.tuning [WORKLOAD ...]: some of the workloads.
+    show(CASES[0], run(Scale(tiny=False), sys.argv[1:]))

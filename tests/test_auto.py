@@ -237,7 +237,7 @@ def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
 # Whose choice it is
 
 
-def test_a_key_is_stable_shows_no_path_and_tells_what_differs_apart():
+def test_keys_are_stable_contain_no_path_and_differ_where_loaders_do():
     one = key_of(Files(root="some/where", transform=object()))
     assert one == key_of(Files(root=os.path.abspath("some/where"), transform=object()))
     assert "some" not in str(one)

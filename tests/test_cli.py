@@ -323,7 +323,7 @@ def test_endings_have_pythons_status_and_last_words(text, command, tmp_path):
         "try:\n raise KeyboardInterrupt\nexcept KeyboardInterrupt:\n raise SystemExit(1)",
     ],
 )
-def test_an_interrupt_is_told_from_a_failure(text, command):
+def test_an_interrupt_is_no_failure(text, command):
     assert command("run", "--backend", "stock", write(text, "")).status == 130
 
 
@@ -348,7 +348,7 @@ def test_tune_takes_the_rate_from_the_scripts_own_loop(command, tmp_path):
 
 @pytest.mark.parametrize("ending", ["break", "raise ValueError('too hot')"])
 @pytest.mark.nightly
-def test_a_loop_that_ends_before_tuning_does_is_told(ending, command):
+def test_a_loop_that_ends_before_tuning_does(ending, command):
     text = (
         "for batch in DataLoader(Slow(0.005), 4):\n"
         f"    if multiprocessing.active_children(): {ending}\n"
@@ -454,7 +454,7 @@ def test_help_teaches(command):
         ("fly", "invalid choice"),
     ],
 )
-def test_wrong_command_lines_are_told_apart(words, says, command):
+def test_each_wrong_command_line_has_its_own_message(words, says, command):
     write("def (", "", "broken.py")
     Path("pkg").mkdir()
     Path("pkg", "__init__.py").touch()

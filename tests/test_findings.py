@@ -58,7 +58,7 @@ def test_a_clean_step_has_no_findings_and_is_left_as_it_was():
     assert "step:" not in str(report)
 
 
-def test_what_was_left_on_is_told_whatever_the_verdict():
+def test_debugging_that_was_left_on_is_found_under_every_verdict():
     inputs = torch.ones(2, dtype=torch.double, requires_grad=True)
 
     def debugged(number):
@@ -411,7 +411,7 @@ def test_a_setting_is_tried_around_blocks_of_steps_and_put_back(name, monkeypatc
     assert not any(on for on, *_ in seen)
 
 
-def test_a_setting_that_cannot_be_tried_is_told_with_the_reason(monkeypatch):
+def test_a_setting_that_cannot_be_tried_is_reported_with_the_reason(monkeypatch):
     found = replace(ON_CUDA, flops=SINGLE, half=torch.float16, matmul_precision="high")
     monkeypatch.setattr(Watch, "facts", lambda self, **more: found)
     time = VirtualTime()

@@ -44,7 +44,7 @@ def test_the_share_of_one_thread_leaves_others_as_they_were():
         torch.set_num_threads(before)
 
 
-def test_a_thread_is_told_of_captures_without_beginning_to_use_cuda():
+def test_setting_the_capture_mode_does_not_initialise_cuda():
     assert threads.use_thread_local_capture() is None
     assert torch.cuda.is_available() or not torch.cuda.is_initialized()
 
@@ -105,7 +105,7 @@ def test_ctrl_c_that_another_thread_is_given_ends_a_wait_and_what_comes_late_is_
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_that_is_forked_while_a_thread_is_told_its_share_may_tell_its_own():
+def test_a_child_forked_while_a_thread_is_limited_can_limit_its_own():
     ended = threading.Event()
 
     def tell():

@@ -102,7 +102,7 @@ def test_what_will_be_read_comes(path):
     assert becomes_true(lambda: bool(resident_pages(path).all()))
 
 
-def test_whose_pages_are_told(path):
+def test_whose_pages_the_kernel_reports(path):
     path.chmod(0o400)
     assert tells_truth(path), "it is one's own"
     other = Path("/proc/version")

@@ -124,10 +124,10 @@ def test_plain_loaders_work_and_the_rest_says_what_is_missing(without, tmp_path)
         env={**os.environ, "PYTHONPATH": root, "DATALOADERS_CACHE": cache},
     )
     assert run.returncode == 0, run.stderr
-    says = "not known, and 4 GiB are assumed: on win32 psutil tells it; install it with: "
+    says = "not known, and 4 GiB are assumed: on win32 psutil knows it; install it with: "
     assert (says + "pip install 'gpu-dataloaders[check]'" in run.stderr) == bool(without)
     pages, *caches = run.stdout.splitlines()
-    assert pages.startswith("only Linux tells which pages of a file are in memory")
+    assert pages.startswith("only Linux reports which pages of a file are in memory")
     assert "this is win32, which has no /proc/self/maps" in pages
     needs = "dataloaders.cache, and with it backend='h5' and 'dali', needs fcntl and os.pread"
     assert len(caches) == 2

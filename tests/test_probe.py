@@ -153,7 +153,7 @@ def test_the_longest_of_the_first_batches_is_tried(tmp_path):
         ("other", [], [2, 4], 2),
     ],
 )
-def test_a_script_is_started_anew_until_the_largest_batch_is_known(
+def test_a_script_is_restarted_until_the_largest_batch_is_known(
     how, options, sizes, largest, tmp_path
 ):
     (tmp_path / "train.py").write_text(SCRIPT)

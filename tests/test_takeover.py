@@ -95,12 +95,12 @@ def test_without_a_torch_optimizer_the_third_epoch_is_taken(command):
     assert "loader 1: DataLoader of TensorDataset, 9 batches" in done.out
 
 
-def test_a_loader_that_is_started_for_each_batch_is_told_what_to_do(command):
+def test_a_loader_that_is_started_for_each_batch_is_refused_with_advice(command):
     script = "loader = rows(9)\nwhile True:\n    next(iter(loader))\n    optimizer.step()"
     Path("train.py").write_text(HEAD + script)
     done = command("check", "--budget", 0.3, "train.py")
     assert done.status == 3
-    assert "9 batches of 1, num_workers=0: the script starts it anew for each batch" in done.err
+    assert "9 batches of 1, num_workers=0: the script starts it again for each batch" in done.err
     assert "take next(batches) in the loop" in done.err
 
 

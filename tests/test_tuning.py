@@ -406,7 +406,7 @@ class TestWhatGoesWrong:
 
     @pytest.mark.parametrize(("batches", "counts", "rule"), ROOM)
     @pytest.mark.nightly
-    def test_room_for_fewer_workers_than_might_help_is_told(
+    def test_a_warning_says_that_more_workers_have_no_room(
         self, batches, counts, rule, monkeypatch
     ):
         monkeypatch.setattr(resources, "shm_room", lambda path=None: batches * 4)
@@ -418,7 +418,7 @@ class TestWhatGoesWrong:
         assert set(tried(found)) == counts
         assert {each.settings.prefetch_factor for each in found.trials} <= {None, 1}
 
-    def test_the_loaders_own_settings_that_cannot_fit_are_told(self):
+    def test_a_warning_says_that_the_loaders_own_settings_cannot_fit(self):
         huge = torch.zeros(1).expand(100, 10**10)  # 40 GB a sample by its shape, 4 bytes in truth
         loader = TorchLoader(huge, None, num_workers=2, prefetch_factor=100)
         rule = "the loader as it is will fail: 2 workers"

@@ -97,7 +97,7 @@ _PROBE = """\
 Runs an unmodified training script on batches of other sizes, made by repeating the samples of one
 of its first batches: the one with the longest samples. Sizes double until memory ends, then the gap
 is halved. Prints samples a second and memory at each size, and the largest that fits. The script is
-started anew after each size that does not fit, since it may be killed for it.
+started again after each size that does not fit, since it may be killed for it.
 
 example:
   dataloaders probe --most 1024 train.py -- --epochs 3

@@ -77,7 +77,7 @@ def _check_in_child(
     args: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> None:
-    """Run what a process of the script runs, with a loader of it taken over; tell the parent."""
+    """Run a process of the script with one of its loaders taken over; notify the parent."""
     measuring = _Measuring(options, result)
     outcome = Outcome("finished", 0)
     with measuring.watched():

@@ -130,10 +130,10 @@ def _known(state: Path) -> tuple[list[Trial], int | None]:
     unfinished = None
     for line in state.read_text().splitlines():
         facts = json.loads(line)
-        size, told = facts["size"], facts.get("trial")
-        unfinished = None if told else size
+        size, trial = facts["size"], facts.get("trial")
+        unfinished = None if trial else size
         trials[size] = Trial(size, why_not="out of memory")
-        if told:
-            seconds = told.pop("seconds")
-            trials[size] = Trial(seconds=seconds and Interval(**seconds), **told)
+        if trial:
+            seconds = trial.pop("seconds")
+            trials[size] = Trial(seconds=seconds and Interval(**seconds), **trial)
     return list(trials.values()), unfinished

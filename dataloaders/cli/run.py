@@ -17,7 +17,7 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target`` with its loaders on another backend; return the script's own exit status."""
     backend = options.backend
     refuse_unfit(target, f"run --backend {backend}")
-    if backend != "auto":  # a wrong name or a missing package is told before the script starts
+    if backend != "auto":  # a wrong name or a missing package is an error before the script starts
         registry.load(backend)
     os.environ[BACKEND_VARIABLE] = backend
     with replaced_iter(BackendSwitch(explain=options.explain)):

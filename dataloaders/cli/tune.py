@@ -76,7 +76,7 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
         outcome = run_shown(target, args, line)
     for steps in running:
         with suppress(ValueError):  # it runs in a thread of the script
-            steps.close()  # a trial under way, with its workers, if the script's loop ended first
+            steps.close()  # ends the workers of a trial that the script's loop left
     if takeover.taken is None:
         return no_loader(takeover, outcome)
     how = "interrupted" if outcome.ending == "interrupted" else "the script's loop ended"

@@ -239,7 +239,7 @@ def _forget_peak() -> None:
     if _on_cuda():
         torch.cuda.reset_peak_memory_stats()
         return
-    with contextlib.suppress(OSError):  # only Linux tells the peak
+    with contextlib.suppress(OSError):  # only Linux has the peak
         Path("/proc/self/clear_refs").write_text("5")  # the resident set's peak, see proc(5)
 
 

@@ -54,7 +54,7 @@ _CALLS = (
     (torch.cuda.Stream, "synchronize", "sync", "synchronize() of a stream"),
     (torch._tensor_str, "_str", "sync", "printing a tensor"),  # switches all modes off
 )
-"""Calls that are no operators, or hide theirs: owner, name, and kind and words of the place."""
+"""Calls that the dispatch mode does not see: owner, name, and kind and words of the place."""
 _WAITS = "called a synchronizing"
 """How torch's warning of an operator that waits for a CUDA device begins."""
 _NOT_THE_USERS = ("torch/optim/", "torch/amp/", "torch/nn/parallel/", "torch/distributed/",
@@ -176,7 +176,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def _warned_of_waits(self) -> Iterator[None]:
-        """Have torch's debug mode tell of operators that wait for a CUDA device; do not show it."""
+        """Note the operators that torch's debug mode reports to wait for CUDA; hide its warnings."""
         with warnings.catch_warnings():
             show = warnings.showwarning
 

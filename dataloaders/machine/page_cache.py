@@ -192,7 +192,7 @@ def _maps_here(inode: int, path: str) -> Iterator[tuple[int, int, int]]:
 def _refuse_other_systems() -> None:
     if sys.platform != "linux":
         raise OSError(
-            f"only Linux tells which pages of a file are in memory; this is {sys.platform}, "
+            f"only Linux reports which pages of a file are in memory; this is {sys.platform}, "
             "which has no /proc/self/maps and no posix_fadvise"
         )
 

@@ -142,7 +142,7 @@ def _by_psutil(which: str) -> int:
     except ImportError:
         warnings.warn(
             f"the {which} memory of this machine is not known, and {_ASSUMED_MEMORY >> 30} GiB are "
-            f"assumed: on {sys.platform} psutil tells it; install it with: "
+            f"assumed: on {sys.platform} psutil knows it; install it with: "
             "pip install 'gpu-dataloaders[check]'",
             stacklevel=2,
         )

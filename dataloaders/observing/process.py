@@ -149,7 +149,7 @@ class Start:
 
     Args:
         worker_init_fn: the user's; it sees the user's dataset.
-        forked: whether the process inherits files, which it then opens anew.
+        forked: whether the process inherits files, which it then reopens.
         num_workers: the number in the worker info; 0: no worker info, as in the loader's own loop;
             None: torch's number.
     """

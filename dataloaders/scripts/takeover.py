@@ -36,8 +36,8 @@ SHORTEST = 4
 
 _NOT_ASKED = "no batch of it was asked for"
 _ONE_BATCH = "only one batch was asked for"
-_ANEW = (
-    "the script starts it anew for each batch, with next(iter(loader)): that starts workers, "
+_RESTARTED = (
+    "the script starts it again for each batch, with next(iter(loader)): that starts workers, "
     "shuffles, and loads nothing ahead, each time. Start it once, batches = iter(loader), take "
     "next(batches) in the loop, and start it again at StopIteration"
 )
@@ -46,7 +46,7 @@ _BESIDE = (
     "seen. Iterate the loader itself, or measure around what the loop iterates: with "
     "dataloaders.bottleneck_check(batches) as check"
 )
-_STEPS_ANEW = 2  # of optimizers for a batch, at most: a GAN has two
+_STEPS_RESTARTED = 2  # of optimizers for a batch, at most: a GAN has two
 _STEPS_LOST = 20  # then a loop that cannot be measured has trained for long enough
 
 Iterate: TypeAlias = Callable[[], Iterator[Batch]]
@@ -142,8 +142,8 @@ class Takeover:
             return False
         steps, begun_at = self.optimizers.steps, seen.begun_at
         seen.begun_at = steps
-        if seen.why_not in (_ONE_BATCH, _ANEW) and 0 < steps - begun_at <= _STEPS_ANEW:
-            self._lose(seen, _ANEW)
+        if seen.why_not in (_ONE_BATCH, _RESTARTED) and 0 < steps - begun_at <= _STEPS_RESTARTED:
+            self._lose(seen, _RESTARTED)
         else:
             seen.why_not = _ONE_BATCH
         return True

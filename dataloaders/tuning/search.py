@@ -1,7 +1,7 @@
 """Decides which settings are tried and which is chosen, from the rates of trials alone.
 
     workers   2   4   8   16      twice as many while that is 3 % faster
-              4   8   4   8       in turns, where single trials cannot tell two apart
+              4   8   4   8       in turns, where single trials cannot separate two
 
 Last, pinning both ways.
 """

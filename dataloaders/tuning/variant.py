@@ -149,7 +149,7 @@ class Variants:
 
 @dataclass(frozen=True)
 class _TrialStart:
-    """A worker_init_fn that opens inherited files anew, then calls the user's own."""
+    """A worker_init_fn that reopens inherited files, then calls the user's own."""
 
     own: Callable[[int], None] | None
 
@@ -160,7 +160,7 @@ class _TrialStart:
 
 
 class _Indices:
-    """An endless stream of indices: each ``iter()`` continues it; a pickled copy starts anew."""
+    """An endless stream of indices: each ``iter()`` continues it; a pickled copy starts again."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
