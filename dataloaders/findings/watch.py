@@ -176,7 +176,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def _warned_of_waits(self) -> Iterator[None]:
-        """Note the operators that torch's debug mode reports to wait for CUDA; hide its warnings."""
+        """Note operators that torch's debug mode reports to wait for CUDA; hide its warnings."""
         with warnings.catch_warnings():
             show = warnings.showwarning
 
