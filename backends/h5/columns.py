@@ -58,7 +58,7 @@ class Rows:
         parts, numbers = self.located(column)
         views = []
         for part, number in zip(parts.tolist(), numbers.tolist(), strict=True):
-            view = column.of(part).view(number)
+            _, view = column.of(part).stored(number)
             if view is None:
                 raise NotThisBatch
             views.append(view)

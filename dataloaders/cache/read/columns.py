@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -54,9 +53,6 @@ class ColumnReader:
         self._shapes = None
         if entry.shapes is not None:
             self._shapes = mapped(data, "<u8", entry.shapes).reshape(rows, entry.dimensions)
-        self._only = ""  # the kind of all rows, if they have one shape and are not compressed
-        if entry.fixed and len(self._kinds) == 1 and self._pieces is None and not entry.is_none:
-            self._only = self._kinds[0]
 
     @property
     def values(self) -> npt.NDArray[Any]:
@@ -90,13 +86,6 @@ class ColumnReader:
             for place in sorted(range(len(rows)), key=rows.__getitem__):
                 leaves[place] = self.leaf(rows[place])
             return leaves
-        if self._only in ("int", "float", "complex"):
-            numbers: list[Any] = self._mapped[np.asarray(rows, np.int64)].tolist()
-            return numbers
-        if self._only:
-            values, pixels = self._mapped, self.entry.most_pixels
-            with suppress(CacheError):  # the error of the row itself names it
-                return [value_of(self._only, values[row, ...], pixels) for row in rows]
         return [self.leaf(row) for row in rows]
 
     def stored(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
@@ -105,10 +94,6 @@ class ColumnReader:
             return self._stored(row)
         except CacheError as error:
             raise self._located(row, error) from error
-
-    def view(self, row: int) -> npt.NDArray[Any] | None:
-        """Return the values of this row as a view of the file; None: it has none."""
-        return self.stored(row)[1]
 
     def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
         """Yield views of all that the file has of rows ``first`` to ``last - 1``."""
