@@ -15,6 +15,7 @@ from dataloaders.cache import (
     BuildProgress,
     CachedDataset,
     Compressed,
+    Encoded,
     Estimate,
     join,
     merge,
@@ -23,7 +24,7 @@ from dataloaders.cache import (
 )
 from dataloaders.cache.format.disk import size_of
 from dataloaders.cli.cache_info import info
-from dataloaders.cli.cache_source import dataset_of, images_of
+from dataloaders.cli.cache_source import dataset_of
 from dataloaders.errors import OptionError
 from dataloaders.measuring.progress import ProgressLine
 from dataloaders.options import FLAGS, option
@@ -60,7 +61,8 @@ def _build(parsed: argparse.Namespace) -> int:
     takes = inspect.signature(precompute).parameters
     given = {name: value for name, value in vars(parsed).items() if name in takes}
     given["dataset"] = dataset_of(parsed.dataset, resize=parsed.resize, crop=parsed.crop)
-    given["images"] = images_of(parsed.images, quality=parsed.quality, max_side=parsed.max_side)
+    if parsed.quality is not None or parsed.max_side is not None:
+        given["images"] = Encoded(parsed.images or "raw", parsed.quality, parsed.max_side)
     given["compress"] = parsed.compress and Compressed(parsed.compress, parsed.level)
     given["shard"] = rank
     run = os.environ.get("TORCHELASTIC_RUN_ID", "")

@@ -1,4 +1,4 @@
-"""The dataset that a command line names, and how its images are to be kept."""
+"""Find the dataset that a command line names."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import inspect
 import os
 import runpy
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dataloaders.cache.sample.images import Choice, Encoded
 from dataloaders.cli.similar import similar
 from dataloaders.errors import MissingDependency, OptionError
-from dataloaders.options import FLAGS
 
-__all__ = ["dataset_of", "images_of"]
+__all__ = ["dataset_of"]
 
 
 def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None) -> Any:
@@ -42,14 +41,13 @@ def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None)
     found = _found(source, name)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
         try:
-            inspect.signature(found).bind()
+            with suppress(ValueError):  # it does not say what it takes
+                inspect.signature(found).bind()
         except TypeError as error:  # its own errors are not caught here: it is not called
             raise OptionError(
                 f"{text!r} cannot be called without arguments ({error}); give the name of a "
                 "dataset, or of a function without arguments that returns one"
             ) from None
-        except ValueError:  # it does not say what it takes
-            pass
         found = found()
     if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
         raise OptionError(
@@ -67,22 +65,6 @@ def _no_dataset(text: str) -> str:
         return f"{text!r} is a file, and the dataset comes before the path of the cache; {rule}"
     near = similar(path.name, os.listdir(path.parent)) if os.path.isdir(path.parent) else ""
     return f"{text!r} names no dataset, and there is no such folder{near}; {rule}"
-
-
-def images_of(text: str | None, *, quality: int | None, max_side: int | None) -> Choice:
-    """Return how images are kept, as `precompute` takes it.
-
-    Raises:
-        OptionError: the options do not go together.
-    """
-    if quality is None and max_side is None:
-        return text  # type: ignore[return-value]  # any text: `precompute` says what it may be
-    if text is None or text in ("raw", "packed"):
-        raise OptionError(
-            f"{FLAGS['quality']} and {FLAGS['max_side']} are for images that are encoded, and "
-            f"{FLAGS['images']} is {text or 'not given'}; give {FLAGS['images']} jpeg, png or webp"
-        )
-    return Encoded(text, quality, max_side)  # type: ignore[arg-type]
 
 
 def _found(source: str, name: str) -> Any:

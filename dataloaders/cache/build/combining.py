@@ -160,7 +160,7 @@ class Combined:
             return
         zeros = np.zeros(whole.shape or (), whole.dtype)
         for row in range(part.index.rows):
-            values = reader.view(row)
+            _, values = reader.stored(row)
             if values is not None:
                 yield values
             elif whole.shape is not None:

@@ -28,7 +28,6 @@ from dataloaders.observing.opened import Files, add, unchanged
 
 _LARGEST = 1 << 28  # bytes of a pickle: to hash more takes longer than to read some samples
 _OBJECTS = 100  # of the dataset, whose attributes may name files
-_KEPT = 8  # notes of one cache: for other live transforms, other versions of the user's code
 # Of these packages only the module with the version counts; this package makes no samples.
 _VERSIONED = {*sys.stdlib_module_names, "torch", "torchvision", "PIL", "numpy", "dataloaders"}
 
@@ -69,9 +68,6 @@ class Note:
                 old.unlink(missing_ok=True)
             unfinished.write_text(json.dumps({**opened, **self._held, **modules}))
             unfinished.rename(note)
-            notes = self._folder.glob(f"*-{path.stem}.json")
-            for old in sorted(notes, key=lambda each: each.stat().st_mtime_ns)[:-_KEPT]:
-                old.unlink(missing_ok=True)
 
 
 class _State(pickle.Pickler):
