@@ -38,7 +38,7 @@ from dataloaders.transforms.read import Kind, read
 from .columns import Rows, Values, empty
 from .draws import Draws, FreeDraws
 from .floats import UpToBytes
-from .images import KINDS, images_of
+from .images import KINDS, Images
 from .threads import Threads
 from .windows import NotThisBatch, Obstacle
 
@@ -161,7 +161,7 @@ def _leaf_of(column: Column, tail: Any, cached: CachedDataset) -> _Leaf:
         if tail is not None:
             if others or kind not in KINDS or dimensions != 3:
                 raise Obstacle(f"its tail works on {', '.join(kind for kind, _ in entry.variants)}")
-            return images_of(column, tail)
+            return Images(column, tail)
     except Obstacle as error:
         raise Obstacle(f"column {entry.name!r}: {error}") from error
     # Only the parts of a cache know whether they are compressed; version 3 does not say it either.

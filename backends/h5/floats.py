@@ -1,6 +1,6 @@
 """Make the floats of a batch of images at once: ToTensor, ToDtype and Normalize at a tail's end.
 
-images of bytes [N, C, H, W] ──Floats.fill──> floats, equal to torchvision's to the bit
+images of bytes [N, C, H, W] ──Pointwise──> floats, equal to torchvision's to the bit
 leaf ──UpToBytes──> an image of bytes, for tails that draw what h5 does not draw itself
 """
 
@@ -19,7 +19,7 @@ from dataloaders.transforms.read import CONVERTERS, Member, Run, read, trailing
 
 from .threads import Threads
 
-__all__ = ["MODES", "Empty", "Floats", "UpToBytes"]
+__all__ = ["MODES", "Empty", "UpToBytes", "float_steps"]
 
 MODES = ("L", "RGB", "RGBA", "CMYK", "YCbCr")
 """Modes of PIL images whose planes ToTensor and ToImage take as they are."""
@@ -28,41 +28,25 @@ Empty = Callable[[Sequence[int], torch.dtype], torch.Tensor]
 """Returns memory of this shape and dtype."""
 
 
-class Floats:
-    """Makes floats of bytes, as ``run`` does, which is from `trailing`.
-
-    Attributes:
-        steps: the members of ``run``, as a recording has them.
-    """
-
-    def __init__(self, run: Sequence[Member]) -> None:
-        self.steps: tuple[Step, ...] = ()
-        for member in run:
-            if member.torchvision not in CONVERTERS:
-                self.steps += (_step(member, self.steps),)
-
-    def pointwise(self, channels: int) -> Pointwise:
-        """Return what makes the floats of images of so many channels.
-
-        Raises:
-            ValueError: torchvision would raise an error for such images.
-        """
-        return Pointwise(self.steps, channels)
-
-
-def _step(member: Member, before: tuple[Step, ...]) -> Step:
-    transform: Any = member.transform
-    name, v2 = member.torchvision, ".v2" in type(transform).__module__
-    if name == "Normalize":
-        numbers = ("mean", transform.mean), ("std", transform.std)
-        return Step(
-            "v2.normalize" if v2 else "v1t.normalize", (), numbers, before[-1].dtype, "Tensor"
-        )
-    if name == "ToTensor" or not v2:
-        dtype = torch.get_default_dtype() if name == "ToTensor" else transform.dtype
-        return Step("v1t.convert_image_dtype", (dtype,), (), dtype, "Tensor")
-    scale = getattr(transform, "scale", True)
-    return Step("v2.to_dtype", (transform.dtype, scale), (), transform.dtype, "Tensor")
+def float_steps(run: Sequence[Member]) -> tuple[Step, ...]:
+    """Return the members of ``run``, which is from `trailing`, as a recording has them."""
+    steps: list[Step] = []
+    for member in run:
+        transform: Any = member.transform
+        name, is_v2 = member.torchvision, ".v2" in type(transform).__module__
+        if name in CONVERTERS:
+            continue
+        if name == "Normalize":
+            op, dtype = f"{'v2' if is_v2 else 'v1t'}.normalize", steps[-1].dtype
+            numbers = ("mean", transform.mean), ("std", transform.std)
+            steps.append(Step(op, (), numbers, dtype, "Tensor"))
+        elif name == "ToTensor" or not is_v2:
+            dtype = torch.get_default_dtype() if name == "ToTensor" else transform.dtype
+            steps.append(Step("v1t.convert_image_dtype", (dtype,), (), dtype, "Tensor"))
+        else:
+            args = transform.dtype, getattr(transform, "scale", True)
+            steps.append(Step("v2.to_dtype", args, (), transform.dtype, "Tensor"))
+    return tuple(steps)
 
 
 class UpToBytes:
@@ -77,7 +61,7 @@ class UpToBytes:
         self.has_floats = bool(run)
         self._first = Run(member.transform for member in members[: len(members) - len(run)])
         self._last = Run(member.transform for member in run)
-        self._floats = Floats(run)
+        self._steps = float_steps(run)
 
     def __call__(self, leaf: Any) -> Any:
         """Return the bytes of an image, uint8 [C, H, W]; the floats if there are none."""
@@ -93,7 +77,7 @@ class UpToBytes:
         """Return the batch of what calls returned; if ``puts_off``, of bytes as a `Trailing`."""
         are_bytes = [each.dtype is torch.uint8 for each in images]
         try:
-            pointwise = self._floats.pointwise(len(images[0]))
+            pointwise = Pointwise(self._steps, len(images[0]))
         except ValueError:  # torchvision raises its own for the sample
             are_bytes[0] = False
         if not all(are_bytes):
@@ -101,7 +85,7 @@ class UpToBytes:
             return default_collate(finish)
         pixels = default_collate(images)
         if puts_off:
-            return Trailing(pixels, self._floats.steps)
+            return Trailing(pixels, self._steps)
         floats = empty(pixels.shape, pointwise.dtype)
         threads.split(
             len(floats),

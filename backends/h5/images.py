@@ -9,7 +9,6 @@ become floats.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -19,20 +18,25 @@ import numpy.typing as npt
 import torch
 
 from dataloaders.cache.read.files import Column
+from dataloaders.recording.tail import Step as FloatStep
 from dataloaders.recording.tail import Trailing
 from dataloaders.replaying.pointwise import Pointwise
 from dataloaders.transforms.read import CONVERTERS, is_pointwise, read, trailing
 
 from .columns import Rows
-from .floats import MODES, Floats
+from .floats import MODES, float_steps
 from .windows import NotThisBatch, Obstacle, Step, Windows, steps_of
 
-__all__ = ["KINDS", "Images", "images_of", "obstacle_in"]
+__all__ = ["KINDS", "Images", "obstacle_in"]
 
 KINDS = (*(f"image:{mode}" for mode in MODES), "tensor:uint8", "tv_tensor:Image:uint8")
 """Kinds of leaves whose values are bytes [C, H, W], and that torch stacks to plain tensors."""
 
 _AT_ONCE = 1 << 18  # values that become floats together: 1 MiB
+
+with warnings.catch_warnings():  # torch's only warning that a tensor, of a file, is read-only
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"0", np.uint8))
 
 _Image = npt.NDArray[np.uint8]
 _Moved = tuple[_Image, int, int, bool, bool]
@@ -48,17 +52,8 @@ def obstacle_in(tail: Any) -> str | None:
     return None
 
 
-def images_of(column: Column, tail: Any) -> Images:
-    """Return what makes batches of a column of images with this tail.
-
-    Raises:
-        Obstacle: a member of ``tail`` cannot be done to a whole batch.
-    """
-    return Images(column, *_read(tail))
-
-
-def _read(tail: Any) -> tuple[list[Step], Floats]:
-    """Return the crops and flips of ``tail``, and what makes floats.
+def _read(tail: Any) -> tuple[list[Step], tuple[FloatStep, ...]]:
+    """Return the crops and flips of ``tail``, and what makes floats; or raise `Obstacle`.
 
     Bytes are moved first and become floats last, in whatever order the tail has it. Only a crop
     after Normalize would differ: its border around the image is of zeros.
@@ -73,19 +68,22 @@ def _read(tail: Any) -> tuple[list[Step], Floats]:
             raise Obstacle(f"{crops[0]} comes after Normalize")
     if not run and not any(name in CONVERTERS for name in names):
         raise Obstacle("its tail makes no tensors of images")
-    floats = Floats(run)
-    if any(step.dtype is torch.bfloat16 for step in floats.steps):
+    floats = float_steps(run)
+    if any(step.dtype is torch.bfloat16 for step in floats):
         raise Obstacle("its tail makes bfloat16, which NumPy does not have")
     return steps, floats
 
 
 class Images:
-    """Makes batches [N, C, H, W] of a column of images, by ``steps`` and then ``floats``."""
+    """Makes batches [N, C, H, W] of a column of images with this tail.
 
-    def __init__(self, column: Column, steps: Sequence[Step], floats: Floats) -> None:
+    Raises:
+        Obstacle: a member of ``tail`` cannot be done to a whole batch.
+    """
+
+    def __init__(self, column: Column, tail: Any) -> None:
         self._column = column
-        self._steps = steps
-        self._floats = floats
+        self._steps, self._floats = _read(tail)
 
     def __call__(self, rows: Rows) -> Any:
         """Return the images of these rows.
@@ -102,7 +100,7 @@ class Images:
         if any((each != each[0]).any() for each in shape):
             raise NotThisBatch
         try:
-            pointwise = self._floats.pointwise(int(channels[0]))
+            pointwise = Pointwise(self._floats, int(channels[0]))
         except ValueError as error:  # torchvision raises its own for the sample
             raise NotThisBatch from error
         if rows.puts_off:
@@ -115,8 +113,7 @@ class Images:
             out.nbytes,
             lambda begin, end: _fill(out[begin:end], moved[begin:end], pointwise),
         )
-        left = self._floats.steps
-        return Trailing(out, left) if rows.puts_off and left else out
+        return Trailing(out, self._floats) if rows.puts_off and self._floats else out
 
 
 def _fill(out: torch.Tensor, moved: Sequence[_Moved], pointwise: Pointwise) -> None:
@@ -141,21 +138,5 @@ def _put(
         beside = max(right - image.shape[2], 0) if mirrored else max(-left, 0)
         place = place[:, above : above + part.shape[1], beside : beside + part.shape[2]]
     if upside_down or mirrored:  # several times as fast as reversing lines in NumPy
-        part = torch.flip(_tensor(part), [1] * upside_down + [2] * mirrored).numpy()
+        part = torch.flip(torch.from_numpy(part), [1] * upside_down + [2] * mirrored).numpy()
     place[...] = part
-
-
-def _tensor(values: _Image) -> torch.Tensor:
-    """Return a tensor over ``values``, which are read-only: they are mapped from a file."""
-    _silence_warning()
-    return torch.from_numpy(values)
-
-
-@functools.cache
-def _silence_warning() -> None:
-    """Let torch give, unseen, its one warning that a tensor is not to be written to."""
-    values = np.zeros(1, np.uint8)
-    values.flags.writeable = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.from_numpy(values)

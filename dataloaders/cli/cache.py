@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 from dataloaders.cache import (
     BuildProgress,
@@ -62,7 +63,8 @@ def _build(parsed: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(parsed).items() if name in takes}
     given["dataset"] = dataset_of(parsed.dataset, resize=parsed.resize, crop=parsed.crop)
     if parsed.quality is not None or parsed.max_side is not None:
-        given["images"] = Encoded(parsed.images or "raw", parsed.quality, parsed.max_side)
+        how: Any = parsed.images or "raw"  # any text: `Encoded` says what it may be
+        given["images"] = Encoded(how, parsed.quality, parsed.max_side)
     given["compress"] = parsed.compress and Compressed(parsed.compress, parsed.level)
     given["shard"] = rank
     run = os.environ.get("TORCHELASTIC_RUN_ID", "")
