@@ -23,7 +23,8 @@ from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, Encoded, estimate, precompute, verify
 from dataloaders.cache.sample.encoding import encoded
-from dataloaders.cache.sample.sample import fits, split, value_of
+from dataloaders.cache.sample.leaf import fits, value_of
+from dataloaders.cache.sample.sample import split
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, OptionError
 from helpers.cached import MODES, assert_all_equal, build_of_bytes, kinds, smooth
@@ -364,11 +365,11 @@ def test_a_mode_that_cannot_be_kept_names_its_sample(path):
     ("dataset", "images", "text"),
     [
         (Photos(v2.ToImage(), v2.CenterCrop(9)), {"image": "jpeg"},
-         "'image': ...}: there is no PIL ima"),
-        (Photos(), {"picture": "jpeg"}, "'picture': ...}: unknown; the columns are 'image'"),
-        (Photos(), {"label": "png"}, "'label': ...}: there is no PIL image in it"),
+         "there is no PIL image in 'image' of Photos"),
+        (Photos(), {"picture": "jpeg"}, "'picture' of Photos .*, whose columns are 'image', 'ma"),
+        (Photos(), {"label": "png"}, "there is no PIL image in 'label'"),
         (Made(torch.full, 3, sample=lambda index: torch.full((3, 4, 4), index)), "jpeg",
-         "images='jpeg, quality 90' .*: there is no PIL image in the"),
+         "images='jpeg, quality 90' .*: there is no PIL image in any column of Made"),
     ],
 )  # fmt: skip
 def test_columns_that_hold_no_images(path, dataset, images, text):

@@ -5,7 +5,6 @@ import io
 import pickle
 import re
 from collections import OrderedDict, namedtuple
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -16,15 +15,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torchvision import tv_tensors
 
-from dataloaders.cache.sample.sample import (
-    DTYPES,
-    column_names,
-    fits,
-    join,
-    leaf_paths,
-    split,
-    value_of,
-)
+from dataloaders.cache.sample.leaf import DTYPES, fits, value_of
+from dataloaders.cache.sample.sample import column_names, join, leaf_paths, split
 from dataloaders.errors import CacheError
 from helpers.cached import KEYS, SAMPLES, Point, palettes
 from helpers.compare import bits
@@ -49,29 +41,24 @@ def test_a_sample_comes_back_to_the_bit(sample):
 
 
 @settings(max_examples=250, deadline=None)
-@given(palettes(st.none() | st.integers(-2, 300) | st.binary(max_size=300)), st.booleans())
-def test_an_image_with_a_palette_comes_back_or_is_refused(image, converted):
-    if converted:
-        with suppress(ValueError):  # an index that there is not
-            image.convert("RGBA")  # which puts its transparency into Pillow's palette
+@given(palettes(st.none() | st.integers(-2, 300) | st.binary(max_size=300)))
+def test_an_image_with_a_palette_comes_back_or_is_refused(image):
     known = image.info.get("transparency")
     try:
         (leaf,) = split(image)[1]
     except CacheError:
-        with pytest.raises(CacheError, match=r"mode 'P', which .* \(PNG does not give its palette"):
+        with pytest.raises(CacheError, match=r"mode 'P', which .*PNG does not give its palette"):
             split(image)
         if type(known) is bytes:  # those that Pillow reads as an int, or not at all
             assert len(known) > 256 or re.fullmatch(b"\xff*\0\xff*\n?", known)
         else:
-            assert image.palette.mode == "RGB"
             assert not 0 <= known < 256
         return
     assert (leaf.kind, leaf.pixels) == ("encoded:PNG:P", image.width * image.height)
     back = value_of(leaf.kind, leaf.values)
     assert type(back) is Image.Image
     assert (back.mode, back.size, back.tobytes()) == ("P", image.size, image.tobytes())
-    assert back.palette.mode == image.palette.mode
-    assert back.getpalette(back.palette.mode) == image.getpalette(image.palette.mode)
+    assert (back.palette.mode, back.getpalette()) == ("RGB", image.getpalette())
     assert back.info == ({} if known is None else {"transparency": known})
     file = Image.open(io.BytesIO(leaf.values.tobytes()))  # as others read it
     for seen in (back, file):
@@ -80,26 +67,24 @@ def test_an_image_with_a_palette_comes_back_or_is_refused(image, converted):
     assert split(image)[1][0].values.tobytes() == leaf.values.tobytes()
 
 
-def test_a_file_of_an_image_with_a_palette_holds_and_is_no_more_than_it():
+def test_a_file_of_an_image_with_a_palette_holds_no_more_than_it(monkeypatch):
     image = Image.new("P", (2, 2))
     image.putpalette([1, 2, 3, 4, 5, 6])
     (clean,) = split(image)[1]
     image.info = {"icc_profile": b"secret", "exif": b"Exif\0\0secret", "palette": "RGB 1"}
     assert split(image)[1][0].values.tobytes() == clean.values.tobytes()
     image.info = {}
-    for said in ("", "RGB", "RGB 3", "RGB -1", "RGB 01", "CMYK 1", "RGBA  1"):
+    for said in ("", "RGB", "RGB 3", "RGB -1", "RGB 01", "CMYK 1", "RGBA 1"):
         info, file = PngInfo(), io.BytesIO()
         info.add_text("palette", said)
         image.save(file, "PNG", pnginfo=info)
         with pytest.raises(CacheError, match="what it says of its palette cannot be"):
             value_of("encoded:PNG:P", np.frombuffer(file.getvalue(), np.uint8))
-    image.putpalette([1, 2, 3, 4], "CMYK")
-    with pytest.raises(CacheError, match=r"mode 'P', .*\(PNG does not .*numpy\.array\(image\)"):
-        split(image)
-
-
-def test_an_image_with_a_palette_that_could_not_be_read_again(monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    for mode in ("CMYK", "RGBA"):
+        image.putpalette([1, 2, 3, 4], mode)
+        with pytest.raises(CacheError, match=r"mode 'P', .*PNG does not .*numpy\.array\(image\)"):
+            split(image)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # it could not be read again
     with pytest.raises(CacheError, match=r"mode 'P', .*DecompressionBombError.*numpy\.array"):
         split(Image.new("P", (40, 40)))
 
@@ -167,10 +152,8 @@ class Odd:
         (torch.zeros(2, device="meta"), r"is on meta; return .cpu\(\)"),
         (torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "nested .* as a list"),
         (torch.zeros(2, dtype=torch.float8_e4m3fnuz), "tensor of torch.float8_e4m3fnuz, which"),
-        (Image.new("P", (2, 0)), r"mode 'P', .*\(it has no pixels\); .*numpy.array\(image\)"),
-        (Image.new("PA", (2, 2)), r"mode 'PA', .*for its colours, or return numpy.array\(image\)"),
-        (Image.new("I;16B", (2, 2)), r"mode 'I;16B', .*\.convert\(\"I\"\)$"),
-        (Image.new("RGBa", (2, 2)), r"mode 'RGBa', .*\.convert\(\"RGBA\"\)$"),
+        (Image.new("P", (2, 0)), r"mode 'P', .*it has no pixels\); .*numpy.array\(image\)"),
+        (Image.new("PA", (2, 2)), r"mode 'PA', .*one of 1, L, .*or return numpy.array\(image\)"),
         (namedtuple("A", "x")(Odd()), "Odd"),
     ],
 )
@@ -234,7 +217,7 @@ def test_no_name_is_in_the_way_of_another(sample):
         {"namedtuple": ["a b", []]}, {"namedtuple": ["A", [["x", 0], ["x", 1]]]},
         {"namedtuple": ["A", [["_x", 0]]]}, {"namedtuple": ["A", [["if", 0]]]},
         {"namedtuple": ["A", [["\N{LATIN SMALL LIGATURE FI}", 0], ["fi", 1]]]},
-        {"namedtuple": ["A", [["\uff49\uff46", 0]]]}, {"namedtuple": [[], [["x", 0]]]},
+        {"namedtuple": [[], [["x", 0]]]},
         {"namedtuple": ["A", [["x)); import os; ((", 0]]]}, {"namedtuple": ["A"]},
         {"namedtuple": ["A", [[f"x{n}", n] for n in range(300)]]},
     ],

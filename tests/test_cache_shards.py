@@ -311,17 +311,6 @@ def test_a_sample_that_fails_is_an_error_of_each_rank(path):
     assert len(build(Numbered(), path, 1, 2)) == SIZE
 
 
-def test_a_late_rank_whose_parts_are_joined_begins_no_second_build(tmp_path: Path) -> None:
-    path = tmp_path / "a.h5"
-    precompute(Late(tmp_path), path, shard=(1, 2), num_workers=0, wait=False)
-    rank_1 = in_another_process(Late(path), path, shard=(1, 2))
-    while not (tmp_path / "begun").exists():  # it has looked, and found no cache
-        time.sleep(0.01)
-    precompute(Late(tmp_path), path, shard=(0, 2), num_workers=0)
-    assert os.waitpid(rank_1, 0)[1] == 0
-    assert len(CachedDataset(path)) == SIZE
-
-
 def test_a_shard_that_cannot_be(path):
     for shard in ((4, 4), (-1, 4), (0, 0), (0,), [0, 4], (0.0, 4), (True, 4), "0/4", (0, 1 << 17)):
         with pytest.raises(OptionError, match=r"it must be None or \(rank, of\), such as \(3, 8\)"):

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.sample.sample import DTYPES, column_names
+from dataloaders.cache.sample.leaf import DTYPES
+from dataloaders.cache.sample.sample import column_names
 from dataloaders.errors import CacheError
 from helpers.hostile import BLOCK, Whole, encoded
 

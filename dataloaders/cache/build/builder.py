@@ -16,17 +16,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
 from dataloaders.cache.build.estimation import Estimate
-from dataloaders.cache.build.joining import combined, refuse_damaged
+from dataloaders.cache.build.joining import combined
 from dataloaders.cache.build.locks import locked
 from dataloaders.cache.build.parts import (
     BuildFolder,
     Part,
     missing_in,
-    new_token,
     parts_joined,
     samples_of,
     target_of,
@@ -42,7 +42,6 @@ from dataloaders.cache.format.entries import is_shard_name
 from dataloaders.cache.format.hdf5 import refuse_no_h5py
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.verification import verify
 from dataloaders.cache.sample.images import Choice
 from dataloaders.errors import CacheError, add_note
 from dataloaders.options import option
@@ -94,16 +93,14 @@ def precompute(
             is.
         num_workers: processes that read samples; "auto": one a core. 0: this process.
         rows: samples in a part, which a worker loses when it is interrupted. None: some 96 MiB. A
-            part that takes a worker longer than half a minute is closed early. An unfinished build
-            goes on with those that it was begun with.
+            part that takes a worker longer than half a minute is closed early.
         allow_random: keep one draw of each sample, read with the generators of torch, NumPy and
             ``random`` seeded by its number. False: refuse a dataset that draws from one of them or
-            seeds it while any sample's stored part is made, or of which a few samples differ when
-            they are read again, as draws from its own generators may show.
+            seeds it for what is stored, or of which a few samples differ when they are read again.
         on_error: "skip" leaves out samples that cannot be read or stored; the file lists them.
-        resume: continue an unfinished build, also one that overwrites; False begins again, which
-            is needed where samples have changed meanwhile that no look at a few of them shows. Not
-            for a ``shard``: delete the folder of the parts before the ranks are started.
+        resume: continue an unfinished build, also one that overwrites; False begins again, for
+            samples that have changed meanwhile. Not for a ``shard``: delete the folder of the parts
+            before the ranks are started.
         overwrite: build even if there is a file, or an unfinished build of something else. The
             old file stays in place until the new one is finished.
         compress: "zstd", "gzip" or a `Compressed` with its level, for columns that are large
@@ -183,7 +180,6 @@ class _Builder:
         self._rank, self._of = source.options.shard or (0, 1)
         self._report = source.options.progress or _silent
         self._reported = -math.inf  # when this call last reported that it waits
-        self._sound: set[Path] = set()  # parts that this call has made, or verified
         self._before = _identity(path)  # another builder may rename its file into place meanwhile
 
     def built(self) -> Path:
@@ -195,9 +191,6 @@ class _Builder:
             parts = []
             for turn in range(self._of):  # this rank, then what others have left unfinished
                 rank = (self._rank + turn) % self._of
-                if turn and self._is_complete(rank):
-                    parts += self.folder.finished(self._samples_of(rank))
-                    continue
                 with self._locked(rank):
                     parts += self._made_by(rank)
             with self._locked():
@@ -239,12 +232,11 @@ class _Builder:
 
         An interrupted build that is to replace the cache stays, to go on.
         """
-        if not self.folder.is_begun:
-            self.folder.remove_if_empty()
-        else:
+        begun = self.folder.begun()
+        if begun is not None:
             with suppress(OSError, CacheError), locked(self.path):  # the disk may be read-only
-                if self.folder.is_left(self.folder.begun()):
-                    self.folder.keep_only(part.name for part in parts_joined(self.path))
+                if self.folder.is_left(begun):
+                    self.folder.keep_only(parts_joined(self.path))
 
     def _made_by(self, rank: int) -> list[Part]:
         """Make the missing parts of a rank, whose lock is held, and return all of its parts."""
@@ -255,7 +247,7 @@ class _Builder:
             return []
         samples, parts = self._samples_of(rank), []
         for part in self.folder.finished(samples):
-            if part.path in self._sound or self._is_fit(part, rank):
+            if self._options.resume and not (part.failed and self._options.on_error == "raise"):
                 parts.append(part)
             else:
                 part.path.unlink(missing_ok=True)
@@ -282,28 +274,12 @@ class _Builder:
                 who = f"samples {first.samples.start} and {part.samples.start}"
                 raise other_structure(who, one, other)
             parts.append(part)
-            self._sound.add(part.path)
             self._report(pace.computing(part))
 
         if tasks:
             workers = min(expected.num_workers, len(tasks))
             make_parts(self.folder, tasks, finished, self.source, workers)
         return sorted(parts, key=lambda part: part.samples.start)
-
-    def _is_complete(self, rank: int) -> bool:
-        """Whether all parts of a rank are there and fit, so that nobody has to be waited for."""
-        if not self.folder.rows:
-            return False
-        samples = self._samples_of(rank)
-        parts = self.folder.finished(samples)
-        return not missing_in(samples, parts) and all(self._is_fit(part, rank) for part in parts)
-
-    def _is_fit(self, part: Part, rank: int) -> bool:
-        """Whether a part that an earlier call, or another rank, has made is to be kept."""
-        if not self._options.resume or (part.failed and self._options.on_error == "raise"):
-            return False
-        # A copy has checksums of its own: what flipped in a part would not be seen later.
-        return rank != self._rank or not (self._one_file and verify(part.path))
 
     def _tasks(self, samples: range, parts: Sequence[Part]) -> list[range]:
         """Return the samples of each part that is missing beside these."""
@@ -338,13 +314,6 @@ class _Builder:
             )
         if not options.allow_random:
             source.known.study.refuse_random(source.known.found)
-        anew = {
-            "of": source.fingerprint,
-            "rows": source.rows_of_part,
-            "token": new_token(options.build_id) if options.overwrite else "",
-            "one_file": source.is_small,
-            "replaces": "",
-        }
         with nullcontext() if self._is_alone else self._locked():
             if not (self._is_alone or self._is_apart) and self._is_done():
                 return False
@@ -352,31 +321,43 @@ class _Builder:
             if options.overwrite and folder.is_left(begun):  # or it was to mend what is there
                 begun = None
             elif begun is None and self.path.exists() and not options.overwrite:
-                index = Index.parse(str(self.path))
-                what = f"{self.path} lacks parts, and is"
-                begun = {
-                    **anew,
-                    "of": index.fingerprint,
-                    "rows": max((part.samples for part in index.shards), default=anew["rows"]),
-                    "token": "".join(map(token_of, parts_joined(self.path)[:1])),
-                    "one_file": False,
-                }
-            if begun is not None:
-                changed = source.changed(begun["of"], "when it was begun")
-                if changed and not options.overwrite:
-                    raise CacheError(
-                        f"{what} of something else; {'; '.join(changed)}. Pass "
-                        f"{option('overwrite', True)} to begin anew, or give what it was begun "
-                        "with to go on"
-                    )
-                begun = None if changed else begun
-            if begun is not None:
+                begun, what = self._to_mend(), f"{self.path} lacks parts, and is"
+            changed = [] if begun is None else source.changed(begun["of"], "when it was begun")
+            if changed and not options.overwrite:
+                raise CacheError(
+                    f"{what} of something else; {'; '.join(changed)}. Pass "
+                    f"{option('overwrite', True)} to begin anew, or give what it was begun with to "
+                    "go on"
+                )
+            if begun is not None and not changed:
                 warn_of_versions(begun["of"], folder.path)
-            elif self.path.exists():
-                with suppress(CacheError):  # it may be any file
-                    anew["replaces"] = Index.parse(str(self.path)).identity
-            folder.begin(begun or anew)
+                folder.begin(begun)
+            else:
+                folder.begin(self._settings())
         return True
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings of a new build; one that overwrites has an id, and names of its own.
+
+        One without a given id is nobody else's.
+        """
+        own = self._options.build_id or os.urandom(8).hex() if self._options.overwrite else ""
+        return {
+            "of": {**self.source.fingerprint, **({"build": own} if own else {})},
+            "rows": self.source.rows_of_part,
+            "token": own and f"-{blake2b(own.encode(), digest_size=4).hexdigest()}",
+            "one_file": self.source.is_small,
+        }
+
+    def _to_mend(self) -> dict[str, Any]:
+        """Return the settings of the build that made the cache, which lacks parts."""
+        index, anew = Index.parse(str(self.path)), self._settings()
+        return {
+            "of": index.fingerprint,
+            "rows": max((part.samples for part in index.shards), default=anew["rows"]),
+            "token": "".join(map(token_of, parts_joined(self.path)[:1])),
+            "one_file": False,
+        }
 
     @property
     def _one_file(self) -> bool:
@@ -396,8 +377,6 @@ class _Builder:
         if len(parts) == 1:
             parts[0].path.rename(self.path)
         else:
-            if self._one_file:
-                refuse_damaged(part.path for part in parts if part.path not in self._sound)
             pace = Pace(range(self.source.length))
 
             def report(done: int, whole: int) -> None:
@@ -405,7 +384,7 @@ class _Builder:
 
             combined(self.path, parts, one_file=self._one_file, progress=report)
         is_whole = self._one_file or len(parts) == 1
-        self.folder.keep_only([] if is_whole else [part.path.name for part in parts])
+        self.folder.keep_only([] if is_whole else [part.path for part in parts])
 
     def _own_cache(self, parts: list[Part]) -> Path:
         """Return a cache of this rank's samples, beside its parts."""
@@ -449,7 +428,7 @@ class _Builder:
         if missing == len(samples):
             if self._is_alone:
                 with suppress(CacheError):
-                    self.folder.keep_only(part.name for part in parts_joined(self.path))
+                    self.folder.keep_only(parts_joined(self.path))
         elif isinstance(error, KeyboardInterrupt) and not error.args:
             error.args = (f"interrupted: {text}",)  # a note would not be shown before Python 3.11
         else:

@@ -49,15 +49,12 @@ class MappedPart:
 class Combined:
     """The structure, the number of rows and the column entries of all parts, without places.
 
-    Where values are ``copied``, rows that are None have none.
-
     Raises:
         CacheError: parts that cannot stand in one cache; the message names both.
     """
 
-    def __init__(self, parts: Sequence[MappedPart], *, copied: bool) -> None:
+    def __init__(self, parts: Sequence[MappedPart]) -> None:
         self._parts = [part for part in parts if part.index.rows]
-        self._copied = copied
         self.rows = sum(part.index.rows for part in self._parts)
         self.structure = self._parts[0].index.structure if self._parts else None
         for part in self._parts:
@@ -83,7 +80,7 @@ class Combined:
                     f"column {name!r} holds {one.dtype} in the part {first.name} and {each.dtype} "
                     f"in {part.name}; convert them to one type in the dataset"
                 )
-        is_fixed = one.shape is not None and all(each.shape == one.shape for _, each in there)
+        is_fixed = len(there) == len(columns) and len({each.shape for each in columns}) == 1
         largest = [
             each.most_values if each.shape is None else math.prod(each.shape) for _, each in there
         ]
@@ -93,34 +90,22 @@ class Combined:
             variants,
             one.shape if is_fixed else None,
             self.rows,
-            size=sum(self._count(part, number) for part, _ in there),
+            size=sum(each.values.size for _, each in there),
             most_values=None if None in largest else max(filter(None, largest), default=0),
             most_pixels=_pixels(columns),
         )
-
-    def _count(self, part: MappedPart, number: int) -> int:
-        """How many values of this column a part gives to a variable one."""
-        entry = part.index.columns[number]
-        if entry.is_none:
-            return 0
-        if entry.shape is None:
-            return entry.values.size
-        rows = part.index.rows
-        if self._copied and entry.codes is not None:
-            rows = int(_there(entry, _codes(entry, part)).sum())
-        return rows * math.prod(entry.shape)
 
     def sources(self, number: int) -> tuple[Source, ...]:
         """Return where the values of this column are in the parts."""
         found, rows, values = [], 0, 0
         whole = self.entries[number]
         for part in self._parts:
-            entry, count = part.index.columns[number], self._count(part, number)
-            if count:
+            entry = part.index.columns[number]
+            if entry.values.size and not entry.is_none:
                 shape = entry.shape_of("values", part.index.rows)
                 first = values if whole.shape is None else rows
                 found.append(Source(part.name, path_of(entry, "values"), shape, first))
-                values += count
+                values += entry.values.size
             rows += part.index.rows
         return tuple(found)
 
@@ -130,70 +115,61 @@ class Combined:
         Raises:
             CacheError: a part is damaged.
         """
-        if name == "values":
-            for part in self._parts:
-                yield from self._values(part, number)
-            return
+        whole, values = self.entries[number], 0
         if name == "offsets":
             yield np.zeros(1, "<u8")
-        values = 0
         for part in self._parts:
-            entry, whole = part.index.columns[number], self.entries[number]
-            if name == "codes":
+            entry = part.index.columns[number]
+            if name == "values":
+                yield from self._values(part, number)
+            elif name == "codes":
                 numbers = [whole.variants.index(variant) for variant in entry.variants]
                 yield np.array(numbers, "|u1")[_codes(entry, part)]
-                continue
-            counts, shapes = self._sizes(part, number)
-            if name == "shapes":
-                yield shapes
+            elif name == "shapes":
+                yield _shapes(entry, part, whole)
             else:
-                ends = values + np.cumsum(counts)
+                ends = values + np.cumsum(_counts(entry, part))
                 values = int(ends[-1])
                 yield ends.astype("<u8")
 
     def _values(self, part: MappedPart, number: int) -> Iterator[npt.NDArray[Any]]:
-        entry, whole = part.index.columns[number], self.entries[number]
-        reader = part.cached.readers[number].of(0)
-        has_gaps = entry.shape is not None and entry.codes is not None and whole.shape is None
-        if entry.shape == whole.shape and entry.packing is None and not has_gaps:
+        entry, reader = part.index.columns[number], part.cached.readers[number].of(0)
+        if entry.packing is None and not entry.is_none:
             yield reader.values
-            return
-        zeros = np.zeros(whole.shape or (), whole.dtype)
-        for row in range(part.index.rows):
-            _, values = reader.stored(row)
-            if values is not None:
-                yield values
-            elif whole.shape is not None:
-                yield zeros
+        elif not entry.is_none:
+            zeros = np.zeros(entry.shape or (), entry.dtype)
+            for row in range(part.index.rows):
+                _, values = reader.stored(row)
+                if values is not None:
+                    yield values
+                elif entry.shape is not None:
+                    yield zeros
 
-    def _sizes(
-        self, part: MappedPart, number: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-        """Return how many values each row of a part has, and their shapes."""
-        entry, whole, rows = part.index.columns[number], self.entries[number], part.index.rows
-        codes = _codes(entry, part)
-        shapes = np.zeros((rows, whole.dimensions), "<u8")
-        if entry.is_none:
-            return np.zeros(rows, np.int64), shapes
-        if entry.shape is not None:
-            there = _there(entry, codes)
-            shapes[there, : len(entry.shape)] = entry.shape
-            counts = np.full(rows, math.prod(entry.shape), np.int64)
-            return counts * there if self._copied else counts, shapes
-        assert entry.offsets is not None
-        ends = mapped(part.cached.data, "<u8", entry.offsets)
-        if ends[0] != 0 or ends[-1] != entry.values.size or (ends[1:] < ends[:-1]).any():
-            raise _damaged(
-                entry, part, f"its rows do not end at 0 to {entry.values.size}, in order"
-            )
-        counts = (ends[1:] - ends[:-1]).astype(np.int64)
-        if entry.shapes is not None:
-            found = mapped(part.cached.data, "<u8", entry.shapes).reshape(-1, entry.dimensions)
-            shapes[:, : entry.dimensions] = found
-        elif whole.dimensions:
-            dimensions = np.array([of for _, of in entry.variants], np.int64)[codes]
-            shapes[:, 0] = np.where(dimensions == 1, counts, 0)
-        return counts, shapes
+
+def _counts(entry: ColumnEntry, part: MappedPart) -> npt.NDArray[np.int64]:
+    """Return how many values each row of a part has; zeros that stand for None count, too."""
+    if entry.is_none or entry.shape is not None:
+        count = 0 if entry.is_none else math.prod(entry.shape or ())
+        return np.full(part.index.rows, count, np.int64)
+    assert entry.offsets is not None
+    ends = mapped(part.cached.data, "<u8", entry.offsets)
+    if ends[0] != 0 or ends[-1] != entry.values.size or (ends[1:] < ends[:-1]).any():
+        raise _damaged(entry, part, f"its rows do not end at 0 to {entry.values.size}, in order")
+    return np.diff(ends).astype(np.int64)
+
+
+def _shapes(entry: ColumnEntry, part: MappedPart, whole: ColumnEntry) -> npt.NDArray[np.uint64]:
+    """Return the shapes of a part's rows, of as many dimensions as in the whole."""
+    shapes = np.zeros((part.index.rows, whole.dimensions), "<u8")
+    if entry.shape is not None and not entry.is_none:
+        shapes[:, : len(entry.shape)] = entry.shape
+    elif entry.shapes is not None:
+        found = mapped(part.cached.data, "<u8", entry.shapes).reshape(-1, entry.dimensions)
+        shapes[:, : entry.dimensions] = found
+    elif whole.dimensions:
+        dimensions = np.array([of for _, of in entry.variants], np.int64)[_codes(entry, part)]
+        shapes[:, 0] = np.where(dimensions == 1, _counts(entry, part), 0)
+    return shapes
 
 
 def _codes(entry: ColumnEntry, part: MappedPart) -> npt.NDArray[np.uint8]:
@@ -203,11 +179,6 @@ def _codes(entry: ColumnEntry, part: MappedPart) -> npt.NDArray[np.uint8]:
     if codes.max() >= len(entry.variants):
         raise _damaged(entry, part, f"a row is of kind number {codes.max()}")
     return codes
-
-
-def _there(entry: ColumnEntry, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Return which of the rows with these codes are not None."""
-    return np.array([kind != "none" for kind, _ in entry.variants], np.bool_)[codes]
 
 
 def _pixels(columns: Sequence[ColumnEntry]) -> int | None:

@@ -18,6 +18,7 @@ ONE_FILE_BYTES = 128 << 20
 
 _BYTES_PER_WORKER = 2 * PART_BYTES + (300 << 20)
 _FEW_SECONDS = 2.0
+_SURE = 0.9  # of the estimate: a few samples tell the mean of rows that vary about so well
 _MOST_PARTS, _PART_SECONDS = 64, 1.0  # of what becomes one file
 
 
@@ -28,7 +29,6 @@ class Estimate:
     Attributes:
         samples: the number of samples in the dataset.
         bytes: the size of the finished cache, compressed as the samples that were looked at.
-        low_bytes: a size that it will hardly fall below: ``bytes`` minus two standard errors.
         seconds: the time of the phase that reads the samples, with these workers.
         disk_needed: the peak number of bytes on the disk: the cache, and where it becomes one file
             its parts as well.
@@ -39,32 +39,21 @@ class Estimate:
 
     samples: int
     bytes: int
-    low_bytes: int
     seconds: float
     disk_needed: int
     disk_free: int
     num_workers: int
     rows: int
 
-    @property
-    def low_needed(self) -> float:
-        """Bytes of disk, at once, that it will hardly do with fewer of."""
-        return self.disk_needed / max(1, self.bytes) * self.low_bytes
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether parts are put into one file at the end."""
-        return self.disk_needed > self.bytes
-
     def refuse_small_disk(self, samples: int, written: int, folder: Path) -> None:
         """Raise CacheError if so many samples do not fit, of which some bytes are there already."""
-        needed = round(self.low_needed / max(1, self.samples) * samples) - written
-        if needed <= self.disk_free:
+        needed = round(self.disk_needed / max(1, self.samples) * samples) - written
+        if _SURE * needed <= self.disk_free:
             return
         copied = ", and twice that while its parts are copied into one file"
         raise CacheError(
             f"{self.samples} samples will take about {size_of(self.bytes)}"
-            f"{copied if self.is_copied else ''}: {size_of(needed)} more are needed"
+            f"{copied if self.disk_needed > self.bytes else ''}: {size_of(needed)} more are needed"
             f"{' for all ranks' if samples > self.samples else ''} and "
             f"{size_of(self.disk_free)} are free in {folder}; make room, give a path on "
             "another disk, or keep smaller samples (Resize and CenterCrop in the transform, uint8)"
@@ -72,19 +61,23 @@ class Estimate:
 
     def __str__(self) -> str:
         workers = f"{self.num_workers} worker{'s' * (self.num_workers > 1)}"
+        peak = f"; {size_of(self.disk_needed)} while it is built"
         return (
             f"{self.samples:,} samples, about {size_of(self.bytes)} and "
             f"{timedelta(seconds=max(1, round(self.seconds)))} with "
             f"{workers if self.num_workers else 'this process'}"
-            f"{f'; {size_of(self.disk_needed)} while it is built' if self.is_copied else ''}"
+            f"{peak if self.disk_needed > self.bytes else ''}"
             f"; {size_of(self.disk_free)} are free"
         )
 
 
 def workers_for(found: Findings, samples: int, *, cores: int, memory: int) -> int:
-    """Return how many workers "auto" is: one a core, if there is work for them, and memory."""
-    if cores < 2 or samples * found.row_seconds < _FEW_SECONDS:
-        return 0
+    """Return how many workers "auto" is: one a core, if there is work for them, and memory.
+
+    At least one: "auto" never opens the dataset's files in this process.
+    """
+    if samples * found.row_seconds < _FEW_SECONDS:
+        return 1
     return max(1, min(cores, memory // _BYTES_PER_WORKER, samples))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from dataloaders.cache.build.parts import (
     unfinished_at,
 )
 from dataloaders.cache.format.attributes import differences
+from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
 from dataloaders.cache.format.index import Index
@@ -59,7 +60,7 @@ def join(path: str | os.PathLike[str]) -> Index:
         )
     with locked(target):
         index = combined(target, parts)
-        BuildFolder(target).keep_only(part.path.name for part in parts)
+        BuildFolder(target).keep_only(part.path for part in parts)
     return index
 
 
@@ -94,18 +95,8 @@ def merge(
             f"one file takes a copy of {size_of(size)}, and {size_of(free)} are free in "
             f"{target.parent}; make room, give a path on another disk, or keep the parts"
         )
-    refuse_damaged(part.path for part in parts)
     with locked(target):
         return combined(target, parts, one_file=True, progress=progress)
-
-
-def refuse_damaged(paths: Iterable[Path]) -> None:
-    """Raise CacheError if a part is damaged: the copy of a flipped bit has a checksum that fits."""
-    for path in paths:
-        for damage in verify(path):
-            raise CacheError(
-                f"the part {path} is damaged: {damage.what}; delete it, and build again"
-            )
 
 
 def combined(
@@ -117,11 +108,17 @@ def combined(
 ) -> Index:
     """Write the cache of these parts, in the order of their samples; the lock is held.
 
-    With ``one_file`` it has all rows itself: then the parts have to be sound.
+    With ``one_file`` it has all rows itself; then the parts are verified first, because the copy of
+    a flipped bit would have a checksum that fits.
 
     Raises:
-        CacheError: the parts do not follow each other, or are of different builds.
+        CacheError: the parts do not follow each other, are of different builds, or damaged.
     """
+    for part in parts if one_file else ():
+        for damage in verify(part.path):
+            raise CacheError(
+                f"the part {part.path} is damaged: {damage.what}; delete it, and build again"
+            )
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):  # by who was killed
         left.unlink(missing_ok=True)
     path = unfinished_at(target.with_name(f".{target.name}"))
@@ -130,8 +127,7 @@ def combined(
     def count_written(count: int) -> None:
         nonlocal done, reported
         done += count
-        is_next = done - reported >= _REPORTED or reported < whole <= done
-        if progress is not None and one_file and is_next:
+        if progress is not None and (done - reported >= _REPORTED or reported < whole <= done):
             reported = done
             progress(min(done, whole), whole)
 
@@ -142,7 +138,7 @@ def combined(
                 for part in parts
             ]
             about = _about(parts, [each.cached for each in maps])
-            columns = Combined(maps, copied=one_file)
+            columns = Combined(maps)
             whole = sum(
                 extent.size * np.dtype(dtype).itemsize
                 for entry in columns.entries
@@ -157,7 +153,7 @@ def combined(
                 columns.blocks,
                 sources=None if one_file else columns.sources,
                 shards=() if one_file else [each.shard for each in maps],
-                progress=count_written,
+                progress=count_written if one_file else None,
             )
             path.rename(target)
             sync(target.parent)
@@ -170,17 +166,12 @@ def _about(parts: Sequence[Part], opened: Sequence[CachedDataset]) -> About:
     first, samples, failed = parts[0], 0, list[tuple[int, str]]()
     says, attributes = _common(first.index), opened[0].attributes
     for part, cached in zip(parts, opened, strict=True):
-        other = _common(part.index)
-        changed = [
-            f"{name} is {str(says.get(name, 'nothing'))[:200]} in one and "
-            f"{str(other.get(name, 'nothing'))[:200]} in the other"
-            for name in {**says, **other}
-            if says.get(name) != other.get(name)
-        ]
+        other, name = _common(part.index), part.path.name
+        changed = changes(says, {**dict.fromkeys(says), **other}, f"in {first.path.name}")
         changed += differences(attributes, cached.attributes)
         if changed:
             raise CacheError(
-                f"the parts {first.path.name} and {part.path.name} are from different builds: "
+                f"the parts {first.path.name} and {name} (now) are from different builds: "
                 f"{'; '.join(changed)}; build all of them of one dataset, with the same packages"
             )
         attributes = {n: each for n, each in attributes.items() if n in cached.attributes}

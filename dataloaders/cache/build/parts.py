@@ -21,7 +21,6 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -91,24 +90,17 @@ def token_of(part: Path) -> str:
     return found[2] if found else ""
 
 
-def new_token(build_id: str | None) -> str:
-    """Return the token of a build that overwrites; one without an id is nobody else's."""
-    own = os.urandom(4) if build_id is None else blake2b(build_id.encode(), digest_size=4).digest()
-    return f"-{own.hex()}"
-
-
 def unfinished_at(path: Path) -> Path:
     """Return a name beside ``path`` that no other process on any machine writes to."""
     return path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")
 
 
-def parts_in(folder: Path) -> list[re.Match[str]]:
-    """Return name, first sample and token of each part, as groups 0 to 2; in order."""
+def parts_in(folder: Path) -> list[Path]:
+    """Return the files in ``folder`` that have the name of a part."""
     try:
-        found = filter(None, map(_PART.fullmatch, os.listdir(folder)))
+        return [folder / name for name in os.listdir(folder) if _PART.fullmatch(name)]
     except FileNotFoundError:
         return []
-    return sorted(found, key=lambda match: int(match[1]))  # names may have more than five digits
 
 
 class BuildFolder:
@@ -127,12 +119,7 @@ class BuildFolder:
         self.fingerprint: dict[str, Any] = {}
         self.token, self.rows, self.length, self.one_file = "", 0, 0, False
         self._settings = self.path / "build.json"
-        self._known: dict[str, tuple[tuple[int, int], Part | None]] = {}
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether there is an unfinished build."""
-        return self._settings.exists()
+        self._known: dict[Path, tuple[tuple[int, int], Part | None]] = {}
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Begin a build with these settings, as `begun` returns them, or continue it.
@@ -151,6 +138,7 @@ class BuildFolder:
         self._take(now)
 
     def _take(self, settings: Mapping[str, Any]) -> None:
+        self._known = {}
         self.fingerprint, self.rows = settings["of"], settings["rows"]
         self.token, self.length = settings["token"], settings["of"]["length"]
         self.one_file = settings["one_file"]
@@ -162,7 +150,7 @@ class BuildFolder:
     def begun(self) -> dict[str, Any] | None:
         """Return the settings of the unfinished build; None: there is none that can be read."""
         try:
-            found = {"one_file": False, "replaces": "", **json.loads(self._settings.read_text())}
+            found = {"one_file": False, **json.loads(self._settings.read_text())}
             good = (
                 type(found["of"]["length"]) is type(found["rows"]) is int
                 and found["rows"] > 0
@@ -175,12 +163,11 @@ class BuildFolder:
     def is_left(self, begun: Mapping[str, Any] | None) -> bool:
         """Whether the build with these settings has made its cache, and was killed before its end.
 
-        The parts that the cache joins have the build's token, or it is not the one to be replaced.
+        Otherwise the cache that is there is the one that the build is to replace.
         """
         with suppress(CacheError):  # there is none; or it is no cache
-            own, now = parts_joined(self._target), Index.parse(str(self._target)).identity
-            is_joined = own and token_of(own[0]) == (begun or {}).get("token")
-            return begun is not None and (is_joined or now != begun["replaces"])
+            made = Index.parse(str(self._target)).fingerprint.get("build")
+            return begun is not None and made == begun["of"].get("build")
         return False
 
     def finished(self, samples: range | None = None) -> list[Part]:
@@ -190,16 +177,13 @@ class BuildFolder:
         number of ranks may leave it, counts as not built.
         """
         found, stop = [], 0
-        for match in parts_in(self.path):
-            part = self._part(match[0], int(match[1])) if match[2] == self.token else None
-            if part is None or part.samples.start < stop:
+        parts = filter(None, map(self._part, parts_in(self.path)))
+        for part in sorted(parts, key=lambda part: part.samples.start):
+            if part.samples.start < stop:
                 continue
             first, stop = part.samples.start, part.samples.stop
-            if (
-                samples is None
-                or not self.length
-                or max(first, samples.start) < min(stop, samples.stop)
-            ):
+            is_wanted = samples is None or max(first, samples.start) < min(stop, samples.stop)
+            if is_wanted or not self.length:
                 found.append(part)
         return found
 
@@ -209,39 +193,34 @@ class BuildFolder:
             self._take(before)
         return before is not None
 
-    def keep_only(self, names: Iterable[str]) -> None:
-        """End the build: remove all but these files, and the folder if nothing is left.
+    def keep_only(self, kept: Iterable[Path]) -> None:
+        """End the build: remove all of its files but these, and the folder if nothing is left.
 
-        Only files that a build writes are removed. The lock of the cache is held.
+        The lock of the cache is held.
         """
-        kept = {*names}
+        names = {path.name for path in kept}
         with suppress(FileNotFoundError):
             for name in os.listdir(self.path):
-                ours = _PART.fullmatch(name) or name.endswith(".tmp") or "-of-" in name
-                if ours and name not in kept:
+                is_built = _PART.fullmatch(name) or name.endswith(".tmp") or "-of-" in name
+                if is_built and name not in names:
                     (self.path / name).unlink(missing_ok=True)
-        self._settings.unlink(missing_ok=True)  # last: while it is there the build is not ended
-        self.remove_if_empty()
-
-    def remove_if_empty(self) -> None:
-        """Remove the folder if nothing is in it."""
+            self._settings.unlink(missing_ok=True)  # last: until then the build is not ended
         with suppress(OSError):
             self.path.rmdir()
 
-    def _part(self, name: str, first: int) -> Part | None:
-        """Return this part if it is one of this build; its index is read once."""
-        path = self.path / name
+    def _part(self, path: Path) -> Part | None:
+        """Return the part in this file if it is one of this build; its index is read once."""
         with suppress(OSError, CacheError):
-            found = path.stat()
-            seen = found.st_ino, found.st_mtime_ns
-            if self._known.get(name, (None, None))[0] != seen:
-                self._known[name] = seen, None  # what cannot be read now may be later
+            status = path.stat()
+            seen = status.st_ino, status.st_mtime_ns
+            if self._known.get(path, (None, None))[0] != seen:
+                self._known[path] = seen, None  # what cannot be read now may be later
                 part = part_at(path)
                 says = {n: each for n, each in part.index.fingerprint.items() if n != "first"}
-                is_ours = part.samples.start == first and part.samples.stop <= self.length
-                if is_ours and says == self.fingerprint and not part.index.shards:
-                    self._known[name] = seen, part
-            return self._known[name][1]
+                is_ours = part.samples.stop <= self.length and says == self.fingerprint
+                if is_ours and path == self.part_path(part.samples.start) and not part.index.shards:
+                    self._known[path] = seen, part
+            return self._known[path][1]
         return None
 
 
@@ -263,15 +242,7 @@ def complete_build(target: Path) -> list[Part]:
         CacheError: there are none, or some are missing.
     """
     folder = parts_folder(target)
-    parts = []
-    for match in parts_in(folder):
-        part = part_at(folder / match[0])
-        if part.samples.start != int(match[1]):
-            raise CacheError(
-                f"{part.path} begins with sample {part.samples.start}: it was renamed or "
-                "swapped with another one; give each part the name that it was built with"
-            )
-        parts.append(part)
+    parts = sorted(map(part_at, parts_in(folder)), key=lambda part: part.samples.start)
     if not parts:
         raise CacheError(
             f"there are no parts of {target} in {folder}; copy them there, or build them with "

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from dataloaders.cache.sample.cut import Call, Cut
-from dataloaders.cache.sample.sample import Leaf, Structure, split
+from dataloaders.cache.sample.leaf import Leaf
+from dataloaders.cache.sample.sample import Structure, split
 from dataloaders.errors import CacheError, add_note
 from dataloaders.options import option
 

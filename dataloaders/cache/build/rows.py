@@ -30,7 +30,8 @@ from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.sample.encoding import Encoder
 from dataloaders.cache.sample.images import Images
-from dataloaders.cache.sample.sample import Leaf, Structure, column_names
+from dataloaders.cache.sample.leaf import Leaf
+from dataloaders.cache.sample.sample import Structure, column_names
 from dataloaders.errors import CacheError
 from dataloaders.seeding.states import random_states_kept
 
@@ -165,11 +166,12 @@ class RowBuffer:
         dtype = self._dtype(name, leaves)
         variants = tuple(dict.fromkeys(map(_variant, leaves)))
         refuse_many(name, variants)
-        there = [leaf for leaf in leaves if leaf.kind != "none"]
-        shapes = {leaf.values.shape for leaf in there} or {(0,)}  # a column that takes no bytes
+        shapes = {None if leaf.kind == "none" else leaf.values.shape for leaf in leaves}
         one = next(iter(shapes))
-        shape = one if len(shapes) == 1 and len(one) <= MOST_FIXED else None
-        sizes = [leaf.values.size for leaf in there] if shape is None else []
+        shape = one if len(shapes) == 1 and len(one or ()) <= MOST_FIXED else None
+        if shapes == {None}:
+            shape = (0,)  # a column that takes no bytes
+        sizes = [leaf.values.size for leaf in leaves] if shape is None else []
         return ColumnEntry.of_rows(
             name,
             dtype,
@@ -178,7 +180,7 @@ class RowBuffer:
             self.rows,
             size=sum(sizes),
             most_values=max(sizes, default=0),
-            most_pixels=max((leaf.pixels for leaf in there), default=0) or None,
+            most_pixels=max((leaf.pixels for leaf in leaves), default=0) or None,
         )
 
     def _dtype(self, name: str, leaves: list[Leaf]) -> str:
@@ -198,20 +200,13 @@ class RowBuffer:
         """Yield the arrays that make up one dataset of a column, after `entries`."""
         entry, leaves = self._entries[number], self._columns[number]
         if part == "values":
-            zeros = np.zeros(entry.shape or (), entry.dtype)
-            for leaf in leaves:
-                if leaf.kind != "none":
-                    yield leaf.values
-                elif entry.shape is not None:
-                    yield zeros
+            yield from (leaf.values for leaf in leaves)
         elif part == "offsets":
-            sizes = [0 if leaf.kind == "none" else leaf.values.size for leaf in leaves]
-            yield np.cumsum([0, *sizes], dtype="<u8")
+            yield np.cumsum([0, *(leaf.values.size for leaf in leaves)], dtype="<u8")
         elif part == "shapes":
             shapes = np.zeros((len(leaves), entry.dimensions), "<u8")
             for row, leaf in enumerate(leaves):
-                if leaf.kind != "none":
-                    shapes[row, : leaf.values.ndim] = leaf.values.shape
+                shapes[row, : leaf.values.ndim] = leaf.values.shape  # None is empty
             yield shapes
         else:
             codes = {variant: code for code, variant in enumerate(entry.variants)}

@@ -3,7 +3,7 @@
 dataset ──study.py, elsewhere or here, once──> Known: cut, fingerprint ──> workers, estimate
 train.h5 ──class, length, head, classes compared, no sample read──> CachedDataset, tails live
 
-A file of an earlier version does not say where the heads' parts stand; then samples have to tell.
+A file of an earlier version does not say where the heads' parts stand: then samples are read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.build.reading import Failure
 from dataloaders.cache.build.rows import Maker
 from dataloaders.cache.build.study import Findings, Study, ways_to_cut
-from dataloaders.cache.format.attributes import attributes_held
+from dataloaders.cache.format.attributes import attributes_of
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.compress import Compressed, compressed_of
 from dataloaders.cache.format.disk import free_bytes
@@ -37,9 +37,10 @@ from dataloaders.cache.read.reader import ACCEPTABLE, CachedDataset
 from dataloaders.cache.read.shards import check_shard
 from dataloaders.cache.sample.cut import Call, Cut, Finish
 from dataloaders.cache.sample.images import Choice, Images
+from dataloaders.cache.sample.sample import leaf_paths
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from dataloaders.machine.resources import available_memory, machine_cores, ranks_here, usable_cores
-from dataloaders.observing import Unobserved, observe, worker_of
+from dataloaders.observing import Unobserved, held, observe, worker_of
 from dataloaders.options import option
 
 _PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
@@ -75,33 +76,33 @@ class Options:
     loader: Any = None
 
     def __post_init__(self) -> None:
-        workers, rows = self.num_workers, self.rows
-        if self.on_error not in ("raise", "skip"):
-            raise OptionError(f"{option('on_error', self.on_error)}: it must be 'raise' or 'skip'")
-        if workers != "auto" and (type(workers) is not int or workers < 0):
+        for name, holds, rule in (
+            ("on_error", self.on_error in ("raise", "skip"), "'raise' or 'skip'"),
+            ("num_workers", _is_count(self.num_workers, 0, "auto"), "'auto' or an int from 0 on"),
+            ("rows", _is_count(self.rows, 1, None), "None or an int from 1 on, samples in a part"),
+            ("check", self.check in (None, "contents"), "None or 'contents'"),
+        ):
+            if not holds:
+                raise OptionError(f"{option(name, getattr(self, name))}: it must be {rule}")
+        if self.shard is None:
+            return
+        check_shard(self.shard)
+        if not self.resume:
             raise OptionError(
-                f"{option('num_workers', workers)}: it must be 'auto' or an int from 0 on"
+                f"resume=False with {option('shard')}: another rank may have made its parts "
+                "already; delete the folder of the parts before the ranks are started"
             )
-        if rows is not None and (type(rows) is not int or rows < 1):
+        if self.overwrite and not self.build_id:
             raise OptionError(
-                f"rows={rows!r}: it must be None or an int from 1 on, samples in a part"
+                f"{option('overwrite', True)} with {option('shard', self.shard)} needs "
+                f"{option('build_id')}, a text that all ranks share and that is another one for "
+                "each build, such as a job's number: a rank that comes late would take the new "
+                "cache for an old one"
             )
-        if self.check not in (None, "contents"):
-            raise OptionError(f"{option('check', self.check)}: it must be None or 'contents'")
-        if self.shard is not None:
-            check_shard(self.shard)
-            if not self.resume:
-                raise OptionError(
-                    f"resume=False with {option('shard')}: another rank may have made its parts "
-                    "already; delete the folder of the parts before the ranks are started"
-                )
-            if self.overwrite and not self.build_id:
-                raise OptionError(
-                    f"{option('overwrite', True)} with {option('shard', self.shard)} needs "
-                    f"{option('build_id')}, a text that all ranks share and that is another one "
-                    "for each build, such as a job's number: a rank that comes late would take "
-                    "the new cache for an old one"
-                )
+
+
+def _is_count(value: Any, least: int, other: str | None) -> bool:
+    return value == other or (type(value) is int and value >= least)
 
 
 class Known(NamedTuple):
@@ -185,16 +186,11 @@ class Source:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What a cache of the dataset depends on, and where its rows go through the transforms."""
-        known, compress = self.known, self.compress
-        says = {**known.contents, **_versions()}
-        says["compress"] = None if compress is None else str(compress)
+        says = {**self.known.contents, **_versions()}
+        says["compress"] = None if self.compress is None else str(self.compress)
+        says["calls"] = [[number, list(path)] for number, path in self.known.found.calls]
         if self.options.overwrite and self.options.build_id:
             says["build"] = self.options.build_id
-        calls = known.found.calls
-        if known.found.tails_on_leaves and all(
-            type(k) in (int, str) for _, path in calls for k in path
-        ):
-            says["calls"] = [[number, list(path)] for number, path in calls]
         return says
 
     def changed(self, before: Mapping[str, Any], when: str) -> list[str]:
@@ -223,8 +219,7 @@ class Source:
             return self.options.num_workers
         memory = available_memory() * self._memory_of
         samples = -(-self.length // (1 if self.options.shard is None else self.options.shard[1]))
-        most = workers_for(self.known.found, samples, cores=self._cores, memory=memory)
-        return max(1, most)  # "auto" never opens the dataset's files in this process
+        return workers_for(self.known.found, samples, cores=self._cores, memory=memory)
 
     def maker(self, folder: BuildFolder) -> Maker:
         """Return what makes the parts of the build in this folder."""
@@ -256,7 +251,6 @@ class Source:
         return Estimate(
             samples=samples,
             bytes=size,
-            low_bytes=round(found.low_row_bytes * samples),
             seconds=found.row_seconds * samples / max(1, min(self.workers, self._cores)),
             disk_needed=2 * size if is_copied else size,
             disk_free=free_bytes(folder),
@@ -279,30 +273,15 @@ class Source:
         cached = CachedDataset(path, expect=wanted)
         if is_whole:
             cached.refuse_part()
-        if options.check is None and self._known is None and self._open_unread(cached):
-            return cached
-        says = cached.index.fingerprint
-        like = Images.like(says.get("images"))
-        if self._known is None:  # else whoever built it has warned
-            warn_of_versions(says, path)
-        if self._known is None or like.rows != self.images.rows:
-            self.images = like
-            self._known = self.studied()
-        _, found, cut, contents = self._known
-        own = {name: each for name, each in contents.items() if name != "images"}
-        cached.refuse_changed({**own, **wanted})
-        if found.tails_on_leaves:
-            cached.with_tails([(keys, cut.tails[number]) for number, keys in found.calls])
-        else:  # FiveCrop gives a tuple, and what is left takes all of it
-            cached.transform = Finish(cut.tails, found.calls)
-        cached.refuse_other_classes(found.attributes)
+        if options.check is not None or self._known is not None or not self._open_unread(cached):
+            self._open_studied(cached, wanted)
         return cached
 
     def _open_unread(self, cached: CachedDataset) -> bool:
         """Have the dataset's live transforms in the cache; whether no sample is needed to tell."""
         says = cached.index.fingerprint
         calls = _calls_in(says.get("calls"))
-        if calls is None:
+        if calls is None:  # it is of an earlier version
             return False
         cuts, _ = ways_to_cut(self.dataset, Images.like(says.get("images")))
         accepted = {n: e for n, e in (self.options.expect or {}).items() if n in ACCEPTABLE}
@@ -314,9 +293,33 @@ class Source:
         if cut is None or {number for number, _ in calls} != set(range(len(cut.tails))):
             return False
         warn_of_versions(says, cached.path)
-        cached.refuse_other_classes(attributes_held(self.dataset))
-        cached.with_tails([(keys, cut.tails[number]) for number, keys in calls])
+        cached.refuse_other_classes(attributes_of(self.dataset, held))
+        _add_tails(cached, cut, calls)
         return True
+
+    def _open_studied(self, cached: CachedDataset, wanted: Mapping[str, Any]) -> None:
+        """Have the same, and compare what a few samples show."""
+        says = cached.index.fingerprint
+        like = Images.like(says.get("images"))
+        if self._known is None:  # else whoever built it has warned
+            warn_of_versions(says, cached.path)
+        if self._known is None or like.rows != self.images.rows:
+            self.images = like
+            self._known = self.studied()
+        _, found, cut, contents = self._known
+        own = {name: each for name, each in contents.items() if name != "images"}
+        cached.refuse_changed({**own, **wanted})
+        cached.refuse_other_classes(found.attributes)
+        _add_tails(cached, cut, found.calls)
+
+
+def _add_tails(cached: CachedDataset, cut: Cut, calls: Sequence[Call]) -> None:
+    structure = cached.index.structure
+    leaves = [] if structure is None else leaf_paths(structure)
+    if all(path in leaves for _, path in calls):
+        cached.with_tails([(path, cut.tails[number]) for number, path in calls])
+    else:  # FiveCrop gives a tuple, and what is left takes all of it
+        cached.transform = Finish(cut.tails, calls)
 
 
 def _calls_in(found: Any) -> Sequence[Call] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 import statistics
 import time
@@ -43,17 +42,10 @@ from dataloaders.cache.sample.cut import (
 )
 from dataloaders.cache.sample.encoding import Encoder
 from dataloaders.cache.sample.images import Images
+from dataloaders.cache.sample.leaf import Leaf, value_of
 from dataloaders.cache.sample.packed import packed
 from dataloaders.cache.sample.palette import PALETTE, contents
-from dataloaders.cache.sample.sample import (
-    Leaf,
-    Structure,
-    column_names,
-    join,
-    leaf_paths,
-    split,
-    value_of,
-)
+from dataloaders.cache.sample.sample import Structure, column_names, join, split
 from dataloaders.errors import CacheError
 from dataloaders.observing.opened import Files, files_opened
 from dataloaders.options import option
@@ -79,7 +71,6 @@ class Findings:
 
     choice: int = -1  # which of its cuts holds; the last one stands for whole samples
     calls: tuple[Call, ...] = ()  # how its rows go through the transforms
-    tails_on_leaves: bool = True  # whether each part that a tail is applied to is one leaf
     reason: str = ""  # why it is not a better one; "" if it is the best
     # The first sample whose row drew from process-wide generators, and their names.
     drawn: tuple[int, tuple[str, ...]] | None = None
@@ -100,14 +91,6 @@ class Findings:
     def row_bytes(self) -> float:
         """The bytes of a row in the file, as the mean of those that were read."""
         return statistics.fmean(self.bytes) * self.in_file if self.bytes else 0.0
-
-    @property
-    def low_row_bytes(self) -> float:
-        """The same less two standard errors, and no less than the smallest."""
-        if len(self.bytes) < 2:
-            return self.row_bytes
-        errors = 2 * statistics.stdev(self.bytes) / math.sqrt(len(self.bytes))
-        return max(min(self.bytes), statistics.fmean(self.bytes) - errors) * self.in_file
 
     @property
     def row_seconds(self) -> float:
@@ -200,15 +183,13 @@ class Study:
         missing = [name for name, _ in self.images.columns if not found.columns.get(name)]
         if not missing and any(found.columns.values()):
             return
-        text = f"{option('images', str(self.images))}: there is no PIL image in the columns"
-        if missing:
-            what = "there is no PIL image in it" if missing[0] in found.columns else "unknown"
-            text = f"images={{{missing[0]!r}: ...}}: {what}; the columns are"
         why = f" ({found.reason})" if found.reason else ""
         raise CacheError(
-            f"{text} {', '.join(map(repr, found.columns)) or 'none'} of "
-            f"{type(self._dataset).__name__}{why}. Tensors are kept raw: have the dataset give PIL "
-            "images, with ToTensor or ToImage after what is computed, or leave images out"
+            f"{option('images', str(self.images))}: there is no PIL image in "
+            f"{', '.join(map(repr, missing)) or 'any column'} of {type(self._dataset).__name__}"
+            f"{why}, whose columns are {', '.join(map(repr, found.columns)) or 'none'}. Tensors "
+            "are kept raw: have the dataset give PIL images, with ToTensor or ToImage after what "
+            "is computed, or leave images out"
         )
 
     def refuse_random(self, found: Findings) -> None:
@@ -309,8 +290,6 @@ class Study:
                 raise
             # It is left out; its digest stays that of what was read.
         found.seconds.append(time.perf_counter() - begun)
-        paths = leaf_paths(structure)
-        found.tails_on_leaves &= all(path in paths for _, path in found.calls)
         found.bytes.append(sum(leaf.values.nbytes for leaf in leaves))
         if self._rows.structure in (None, structure) and self._sampled_bytes < _SAMPLED_BYTES:
             self._rows.add(index, structure, leaves)
@@ -373,7 +352,7 @@ def _digest(row: _Row) -> str:
     digest = hashlib.blake2b(json.dumps(structure).encode(), digest_size=16)
     for leaf in leaves:
         if leaf.kind == PALETTE:  # another zlib makes another file of the same image
-            digest.update(repr((PALETTE, contents(value_of(PALETTE, leaf.values)))).encode())
+            digest.update(repr((PALETTE, tuple(contents(value_of(PALETTE, leaf.values))))).encode())
             continue
         digest.update(f"{leaf.kind} {leaf.values.dtype.str} {leaf.values.shape} ".encode())
         digest.update(leaf.values.tobytes())

@@ -18,29 +18,22 @@ from torch.utils.data import ConcatDataset, Subset
 from dataloaders.cache.format.fields import Malformed, loads, require
 from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.sample.leaf import is_int64
-from dataloaders.observing import held
 
 _NAMES = ("classes", "class_to_idx")
 _LONGEST = 8 << 20  # bytes of all; 100,000 classes of 30 characters take 7 MB
-_MOST_SHOWN = 3
 _LONGEST_SHOWN = 40
 
 
 def attributes_of(dataset: Any, get: Callable[[Any, str], Any] = getattr) -> dict[str, Any]:
     """Return what ``dataset`` says, by name, as far as a cache keeps it.
 
-    ``classes``: a list, or tuple, of texts or of lists or tuples of texts (the synonyms of
-    ImageNet); comes as a list, of texts or tuples. ``class_to_idx``: a dict from text to int.
-    Anything else is left out, and all of it where it takes more than 8 MiB. A Subset says what its
-    dataset says, a ConcatDataset what all of its datasets agree on.
+    ``classes``: a list of texts, or of tuples of texts (the synonyms of ImageNet).
+    ``class_to_idx``: a dict from text to int. Anything else is left out, and all of it where it
+    takes more than 8 MiB. A Subset says what its dataset says, a ConcatDataset what all of its
+    datasets agree on. ``get`` reads an attribute; `held` runs no code of the dataset.
     """
     found = _said_by(dataset, get)
     return found if len(encoded(found)) <= _LONGEST else {}
-
-
-def attributes_held(dataset: Any) -> dict[str, Any]:
-    """Return the same without running code of the dataset: properties of its own are left out."""
-    return attributes_of(dataset, held)
 
 
 def _said_by(dataset: Any, get: Callable[[Any, str], Any]) -> dict[str, Any]:
@@ -103,21 +96,21 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             for each in (before[name], now[name])
         )
         key = next(key for key in {**then, **here} if then.get(key) != here.get(key))
-        one, other = (_summary_of(each.get(key, "nothing")) for each in (then, here))
+        one, other = (_shown(each.get(key, "nothing")) for each in (then, here))
         found.append(
             f"{name}: {len(then):,} when it was built, {len(here):,} now; the first that differs "
-            f"is {_summary_of(key)}: {one} then, {other} now"
+            f"is {_shown(key)}: {one} then, {other} now"
         )
     return found
 
 
 def summary(value: Any) -> str:
     """Return ``10 (airplane, automobile, bird, ...)``, fit to be shown."""
-    names = list(map(_summary_of, list(value)[:_MOST_SHOWN]))
+    names = list(map(_shown, list(value)[:3]))
     if isinstance(value, dict):
         names = [f"{name}: {n}" for name, n in zip(names, value.values(), strict=False)]
-    return f"{len(value):,} ({', '.join(names)}{', ...' if len(value) > _MOST_SHOWN else ''})"
+    return f"{len(value):,} ({', '.join(names)}{', ...' if len(value) > len(names) else ''})"
 
 
-def _summary_of(value: Any) -> str:
+def _shown(value: Any) -> str:
     return printable("/".join(value) if isinstance(value, tuple) else str(value), _LONGEST_SHOWN)

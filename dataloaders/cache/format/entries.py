@@ -62,8 +62,8 @@ class ColumnEntry:
     variants: tuple[Variant, ...]  # the kinds of leaf that occur
     shape: tuple[int, ...] | None  # that of every row of a fixed column; None where it varies
     dimensions: int  # the most that a variant has
-    # Of all rows. In a fixed column a row that is None has zeros. Where they are compressed, or in
-    # shards, their place is 0.
+    # Of all rows. In a fixed column of an older file, a row that is None has zeros. Where they are
+    # compressed, or in shards, their place is 0.
     values: Extent
     # uint64, of a variable column: value offsets[i] is row i's first, offsets[i + 1] after its last
     offsets: Extent | None

@@ -46,7 +46,8 @@ from dataloaders.cache.format.fields import (
 )
 from dataloaders.cache.printable import shown
 from dataloaders.cache.sample.decode import is_encoded
-from dataloaders.cache.sample.sample import DTYPES, column_names, fits
+from dataloaders.cache.sample.leaf import DTYPES, fits
+from dataloaders.cache.sample.sample import column_names
 from dataloaders.errors import CacheError
 
 _FORMAT = "dataloaders cache"

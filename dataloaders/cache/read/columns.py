@@ -18,7 +18,7 @@ from dataloaders.cache.format.codecs import Undecodable, codec_of
 from dataloaders.cache.format.entries import LARGEST_PIECE, LARGEST_ROW, ColumnEntry, Extent
 from dataloaders.cache.format.fields import LARGEST
 from dataloaders.cache.printable import shown
-from dataloaders.cache.sample.sample import value_of
+from dataloaders.cache.sample.leaf import value_of
 from dataloaders.errors import CacheError
 from dataloaders.options import option
 

@@ -288,8 +288,8 @@ class CachedDataset(Dataset[Any]):
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return all rows of a column, (rows, *shape), as a read-only view of the file.
 
-        An image's shape is (channels, height, width). A row that is None has zeros. A CacheError
-        says why there is no such array: rows differ in shape, are in several files, or compressed.
+        An image's shape is (channels, height, width). A CacheError says why there is no such array:
+        rows differ in shape or are None, are in several files, or compressed.
         """
         column = next((each for each in self.readers if each.entry.name == name), None)
         if column is None:
@@ -298,7 +298,7 @@ class CachedDataset(Dataset[Any]):
         if column.entry.fixed and not self.index.shards:
             self._own.refuse_cut_short()
             return column.of(0).values
-        why = "have different shapes; read them one by one"
+        why = "have different shapes, or are None; read them one by one"
         if column.entry.fixed:
             why = (
                 f"stand in {len(self.index.shards)} shards, so they are not one array; read rows "

@@ -26,8 +26,6 @@ from dataloaders.errors import CacheError
 from dataloaders.transforms.find import Found, NotCopyable, copied, find_chains
 from dataloaders.transforms.read import CONVERTERS, Kind, Member, Run, trailing
 
-__all__ = ["Call", "Cut", "Finish", "cut_at", "cuts_of", "equal_state", "sample_of", "whole"]
-
 Path: TypeAlias = tuple[Any, ...]
 """The keys to a part of a sample: of a dict its key, a position, the name of a field."""
 

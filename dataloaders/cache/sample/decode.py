@@ -20,8 +20,6 @@ import numpy.typing as npt
 
 from dataloaders.cache.sample.palette import restored
 
-__all__ = ["KEPT", "EncodedFile", "decoded", "is_encoded"]
-
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is decoded, by Pillow's names: no format that runs another program, as EPS does."""
 

@@ -22,8 +22,6 @@ from dataloaders.cache.sample.sample import Structure, column_names
 from dataloaders.errors import CacheError
 from dataloaders.options import option
 
-__all__ = ["Encoder", "encoded"]
-
 _LONGEST_SIDE = {"JPEG": 65500, "PNG": 2**31 - 1, "WEBP": 16383}
 # What a format has no mode for, and what keeps its pixels.
 _SAVED_AS = {("WEBP", "L"): "RGB", ("WEBP", "LA"): "RGBA"}

@@ -15,8 +15,6 @@ from typing import Any, Literal, TypeAlias
 from dataloaders.errors import OptionError
 from dataloaders.options import option
 
-__all__ = ["Choice", "Encoded", "Images"]
-
 _FORMATS = ("jpeg", "png", "webp")
 _QUALITY = 90
 _LARGEST_SIDE = 65535

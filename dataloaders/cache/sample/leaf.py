@@ -22,20 +22,8 @@ import numpy.typing as npt
 import torch
 
 from dataloaders.cache.sample.decode import EncodedFile, decoded, is_encoded
-from dataloaders.cache.sample.palette import PALETTE, contents, files
+from dataloaders.cache.sample.palette import PALETTE, file_of
 from dataloaders.errors import CacheError, MissingDependency
-
-__all__ = [
-    "DEEPEST",
-    "DTYPES",
-    "Leaf",
-    "fits",
-    "has_surrogates",
-    "is_int64",
-    "is_plain",
-    "leaf_of",
-    "value_of",
-]
 
 DEEPEST = 64
 """Containers within containers, at most."""
@@ -81,18 +69,6 @@ _MODES = {
 }
 # Split and merged by PIL, which takes half the time of a copy by NumPy or less.
 _MERGED = ("RGB", "RGBA", "CMYK", "YCbCr", "HSV")
-
-_IN_COLOUR = 'call .convert("RGB")'
-_NUMBERS = (
-    f"{_IN_COLOUR} for its colours, or return numpy.array(image) for its numbers (those of a mask)"
-)
-# What to do with modes that are not kept. RGB would change what a mask or 16 bits mean.
-_INSTEAD = {
-    **dict.fromkeys(("P", "PA"), _NUMBERS),
-    **dict.fromkeys(("I;16B", "I;16L", "I;16N"), 'call .convert("I")'),
-    "La": 'call .convert("LA")',
-    "RGBa": 'call .convert("RGBA")',
-}
 
 
 @dataclass(frozen=True)
@@ -206,14 +182,15 @@ def _array_leaf(value: Any, where: str) -> Leaf:
 def _image_leaf(value: Any, where: str) -> Leaf:
     why = ""
     if value.mode == "P":
-        found = _palette_leaf(value)
-        if isinstance(found, Leaf):
-            return found
-        why = f" ({found})"
+        try:
+            return Leaf(PALETTE, np.frombuffer(file_of(value), "|u1"), value.width * value.height)
+        except Exception as error:  # any of Pillow's
+            why = f" ({type(error).__name__}: {error})"
     if value.mode not in _MODES:
         raise CacheError(
             f"{where} is a PIL image of mode {value.mode!r}, which a cache does not keep{why}; in "
-            f"the dataset, {_INSTEAD.get(value.mode, _IN_COLOUR)}"
+            f"the dataset, convert it to one of {', '.join(_MODES)}, or return "
+            "numpy.array(image) for its numbers (those of a mask)"
         )
     dtype, channels = _MODES[value.mode]
     planes = np.empty((channels, value.height, value.width), dtype)
@@ -224,21 +201,6 @@ def _image_leaf(value: Any, where: str) -> Leaf:
         pixels = np.asarray(value).reshape(value.height, value.width, channels)
         planes[...] = pixels.transpose(2, 0, 1)
     return Leaf(f"image:{value.mode}", planes)
-
-
-def _palette_leaf(image: Any) -> Leaf | str:
-    """Return the leaf that restores ``image``, of mode P, exactly; or why there is none."""
-    if 0 in image.size:
-        return "it has no pixels"
-    kept = contents(image)
-    try:
-        for file in files(kept):
-            values = np.frombuffer(file, "|u1")
-            if contents(value_of(PALETTE, values)) == kept:
-                return Leaf(PALETTE, values, image.width * image.height)
-    except (CacheError, OSError, ValueError, TypeError, MemoryError, SystemError) as error:
-        return f"as PNG: {type(error).__name__}: {error}"
-    return "PNG does not give its palette and transparency back"
 
 
 # From leaves back to values; each array fits its kind

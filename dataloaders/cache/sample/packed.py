@@ -28,8 +28,6 @@ from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.read import Run, read
 
-__all__ = ["packed"]
-
 _PACKED = option("images", "packed")
 _INSTEAD = f"Keep what is decoded instead: {option('images', 'jpeg')}, 'png' or 'webp'"
 

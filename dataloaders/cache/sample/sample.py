@@ -11,41 +11,20 @@ length may differ from sample to sample.
 
 from __future__ import annotations
 
-import unicodedata
 from collections import namedtuple
-from collections.abc import Iterator
 from functools import lru_cache
-from keyword import iskeyword
 from typing import Any, TypeAlias
 
-from dataloaders.cache.printable import shown
+from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.sample.leaf import (
     DEEPEST,
-    DTYPES,
     Leaf,
-    fits,
     has_surrogates,
     is_int64,
     is_plain,
     leaf_of,
-    value_of,
 )
 from dataloaders.errors import CacheError
-
-__all__ = [
-    "DTYPES",
-    "MOST_LEAVES",
-    "Classes",
-    "Leaf",
-    "Structure",
-    "column_names",
-    "fits",
-    "join",
-    "leaf_paths",
-    "namedtuples_in",
-    "split",
-    "value_of",
-]  # fmt: skip
 
 Structure: TypeAlias = "int | dict[str, Any]"
 """JSON: a leaf's number, or {"dict" | "list" | "tuple" | "namedtuple": members}."""
@@ -139,54 +118,46 @@ _Named = set[tuple[str, tuple[str, ...]]]
 
 
 def _walked(structure: Structure) -> tuple[list[_Paths], _Named]:
+    """Return the paths of all leaves, and the namedtuples; CacheError: it is no structure."""
     leaves: list[_Paths] = []
     classes: _Named = set()
-    for number, path, names in _walk(structure, (), (), classes):
-        if number != len(leaves):
-            raise CacheError(
-                "the structure of the samples is malformed: its leaves are out of order"
-            )
-        if number >= MOST_LEAVES:
+    try:
+        _walk(structure, (), (), leaves, classes)
+    except (TypeError, ValueError) as error:
+        raise CacheError(f"the structure of the samples is malformed: {error}") from error
+    return leaves, classes
+
+
+def _walk(
+    structure: Structure,
+    path: tuple[Any, ...],
+    names: tuple[str, ...],
+    leaves: list[_Paths],
+    classes: _Named,
+) -> None:
+    if type(structure) is int:
+        if structure != len(leaves):
+            raise ValueError("its leaves are out of order")
+        if structure >= MOST_LEAVES:
             raise CacheError(
                 f"each sample has more than {MOST_LEAVES} leaves, which is the most that a cache "
                 "keeps; return fewer and larger ones"
             )
         leaves.append((path, names))
-    return leaves, classes
-
-
-def _walk(
-    structure: Structure, path: tuple[Any, ...], names: tuple[str, ...], classes: _Named
-) -> Iterator[tuple[int, tuple[Any, ...], tuple[str, ...]]]:
-    """Yield each leaf's number, the keys to it, and these as parts of a name."""
-    if type(structure) is int:
-        yield structure, path, names
         return
     if len(path) > DEEPEST or type(structure) is not dict or len(structure) != 1:
-        raise CacheError("the structure of the samples is malformed")
-    ((kind, members),) = structure.items()
-    try:
-        inside = _members(kind, members)
-    except (TypeError, ValueError) as error:
-        raise CacheError(f"the structure of the samples is malformed: {error}") from error
-    if kind == "namedtuple":
-        classes.add((members[0], tuple(field for field, _ in inside)))
-        if len(classes) > _MOST_NAMEDTUPLES:
-            raise CacheError(
-                f"each sample has namedtuples of more than {_MOST_NAMEDTUPLES} sorts, which is the "
-                "most that a cache keeps; return dicts"
-            )
+        raise ValueError(f"{shown(structure)} is no container")
     taken: dict[str, int] = {}
-    for key, inner in inside:
+    for key, inner in _members(*next(iter(structure.items())), classes):
         name = _escaped(key)
         taken[name] = taken.get(name, 0) + 1
         if taken[name] > 1:  # 1 and "1"; a tilde in a key is escaped, so that this name is new
             name = f"{name}~{taken[name]}"
-        yield from _walk(inner, (*path, key), (*names, name), classes)
+        _walk(inner, (*path, key), (*names, name), leaves, classes)
 
 
-def _members(kind: Any, members: Any) -> list[tuple[Any, Structure]]:
-    """Return the (key, structure) pairs in a container.
+def _members(kind: Any, members: Any, classes: _Named) -> list[tuple[Any, Structure]]:
+    """Return the (key, structure) pairs in a container; add it to ``classes`` if it is named.
 
     Raises:
         TypeError, ValueError: it is malformed.
@@ -195,25 +166,19 @@ def _members(kind: Any, members: Any) -> list[tuple[Any, Structure]]:
         raise ValueError(f"no list in a container of kind {shown(kind)}")
     if kind in ("list", "tuple"):
         return list(enumerate(members))
-    if kind == "namedtuple":
-        name, fields = members
-        inside = _pairs(fields)
-        _check_names(name, tuple(field for field, _ in inside))
-        return inside
-    if kind != "dict":
+    if kind not in ("dict", "namedtuple"):
         raise ValueError(f"a container of kind {shown(kind)}")
-    inside = _pairs(members)
-    keys = [key for key, _ in inside]
-    if not all(map(_is_key, keys)) or len(set(keys)) != len(keys):
+    name, members = members if kind == "namedtuple" else ("", members)
+    pairs = [(key, inner) for key, inner in members]
+    keys = tuple(key for key, _ in pairs)
+    if kind == "namedtuple":
+        classes.add((name, keys))
+        if len(classes) > _MOST_NAMEDTUPLES:
+            raise ValueError(f"it has namedtuples of more than {_MOST_NAMEDTUPLES} sorts")
+        _namedtuple(name, keys)
+    elif not all(map(_is_key, keys)) or len(set(keys)) != len(keys):
         raise ValueError("a dict with keys that are neither str nor int, or twice the same")
-    return inside
-
-
-def _pairs(value: Any) -> list[tuple[Any, Any]]:
-    pairs = type(value) is list and all(type(each) is list and len(each) == 2 for each in value)
-    if not pairs:
-        raise ValueError("no list of pairs")
-    return [(first, second) for first, second in value]
+    return pairs
 
 
 def _is_key(key: Any) -> bool:
@@ -239,8 +204,8 @@ def _split(value: Any, where: str, leaves: list[Leaf], depth: int) -> Structure:
             )
     if is_named:
         try:
-            _check_names(kind.__name__, kind._fields)
-        except (ValueError, TypeError) as error:
+            _namedtuple(kind.__name__, kind._fields)
+        except (TypeError, ValueError) as error:
             raise CacheError(
                 f"{where} is a namedtuple that cannot be kept: {error}; return a dict"
             ) from error
@@ -256,37 +221,20 @@ def _split(value: Any, where: str, leaves: list[Leaf], depth: int) -> Structure:
     return {kind.__name__: inside}
 
 
-def _check_names(name: Any, fields: tuple[Any, ...]) -> None:
-    """Check that there can be a namedtuple of this name and fields.
-
-    Raises:
-        ValueError: they are no names. `namedtuple` builds source code of them.
-    """
-    for each in (name, *fields):
-        # Source code is made of them, and Python normalises the names in it.
-        if (
-            type(each) is not str
-            or not each.isidentifier()
-            or iskeyword(each)
-            or unicodedata.normalize("NFKC", each) != each
-        ):
-            raise ValueError(f"{shown(each)} is no name")
-    if any(field.startswith("_") for field in fields) or len(set(fields)) != len(fields):
-        raise ValueError(f"fields of {shown(name)} that are the same, or begin with _")
-    if len(fields) > _MOST_FIELDS:
-        raise ValueError(f"{len(fields)} fields in a namedtuple, of at most {_MOST_FIELDS}")
-
-
 # Bounded, so that hostile files cannot fill the memory with classes.
 @lru_cache(maxsize=_MOST_NAMEDTUPLES)
 def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
     """Return the class of this name and fields, the same one each time.
 
     Raises:
-        ValueError: as `_check_names`.
+        TypeError, ValueError: there can be no such class.
     """
-    _check_names(name, fields)
-    base = namedtuple(name, fields)  # type: ignore[misc]
+    if len(fields) > _MOST_FIELDS or not all(type(each) is str for each in (name, *fields)):
+        raise ValueError(f"a namedtuple has up to {_MOST_FIELDS} fields, each a str")
+    try:
+        base = namedtuple(name, fields)  # type: ignore[misc]  # makes source code of identifiers
+    except (ValueError, SyntaxError) as error:  # SyntaxError: of names that Python normalises
+        raise ValueError(f"no namedtuple: {printable(str(error), 100)}") from error
     # No module holds this class, so that pickle (on the way out of a worker) calls a function.
     return type(name, (base,), {"__slots__": (), "__reduce__": _reduced, "__module__": __name__})
 
