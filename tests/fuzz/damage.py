@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.sample.leaf import DTYPES
 from dataloaders.cache.sample.sample import column_names
 from dataloaders.errors import CacheError
+from helpers.cached import DTYPES
 from helpers.hostile import BLOCK, Whole, encoded
 
 LARGEST = 1 << 17  # bytes of a file: small files are run often
