@@ -268,6 +268,7 @@ class _Builder:
         self._report(pace.now)
 
         def finished(part: Part) -> None:
+            part = self.folder.finish(part)
             first = next((each for each in parts if each.index.rows), part)
             one, other = first.index.structure, part.index.structure
             if part.index.rows and one != other:

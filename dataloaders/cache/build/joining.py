@@ -155,6 +155,7 @@ def combined(
                 shards=() if one_file else [each.shard for each in maps],
                 progress=count_written if one_file else None,
             )
+            sync(path)
             path.rename(target)
             sync(target.parent)
     finally:

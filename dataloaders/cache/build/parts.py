@@ -20,7 +20,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,19 @@ class BuildFolder:
     def part_path(self, first: int) -> Path:
         """Return where the part that begins with this sample stands."""
         return self.path / f"{first:05d}{self.token}.h5"
+
+    def finish(self, written: Part) -> Part:
+        """Sync a part that has been written, and give it its name.
+
+        Raises:
+            CacheError: the disk is full.
+        """
+        part = replace(written, path=self.part_path(written.samples.start))
+        with writing(self.path):
+            sync(written.path)
+            written.path.rename(part.path)
+            sync(self.path)
+        return part
 
     def begun(self) -> dict[str, Any] | None:
         """Return the settings of the unfinished build; None: there is none that can be read."""

@@ -24,7 +24,7 @@ from dataloaders.cache.build.reading import (
     read_row,
     seed_for,
 )
-from dataloaders.cache.format.disk import sync, writing
+from dataloaders.cache.format.disk import writing
 from dataloaders.cache.format.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.sample.cut import Call, Cut
@@ -57,7 +57,7 @@ class Maker:
     about: About  # but for the samples
 
     def __call__(self, samples: range) -> list[Part]:
-        """Return what was made; its files are on the disk.
+        """Return what was made. The last part is still to be finished, while others are made.
 
         Raises:
             CacheError: the samples cannot be kept in one cache, or the disk is full.
@@ -66,6 +66,8 @@ class Maker:
         made: list[Part] = []
         left = samples
         while left or not made:  # of no samples there is a part, too
+            if made:
+                made[-1] = self.folder.finish(made[-1])
             rows, failed = RowBuffer(), list[tuple[int, str]]()
             with random_states_kept(cuda=False):
                 stop = self._read(left, rows, failed)
@@ -100,7 +102,7 @@ class Maker:
         return samples.stop
 
     def _written(self, rows: RowBuffer, samples: range, failed: list[tuple[int, str]]) -> Part:
-        """Write these rows as the part of ``samples``, synced and at its name."""
+        """Write these rows as the part of ``samples``, which is not finished yet."""
         fingerprint = dict(self.about.fingerprint)
         if samples != range(self.folder.length):
             fingerprint["first"] = samples.start
@@ -110,16 +112,12 @@ class Maker:
             failed=[(number - samples.start, text) for number, text in failed],
             fingerprint=fingerprint,
         )
-        path = self.folder.part_path(samples.start)
-        unfinished = unfinished_at(path)
+        path = unfinished_at(self.folder.part_path(samples.start))
         try:
-            index = write_cache(
-                unfinished, about, rows.structure, rows.rows, rows.entries(), rows.blocks
-            )
-            unfinished.rename(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-        sync(path.parent)
+            index = write_cache(path, about, rows.structure, rows.rows, rows.entries(), rows.blocks)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
         return Part(path, samples, index)
 
 

@@ -1,7 +1,7 @@
 """Write a whole file of the format: HDF5, then its values, its checksums, and last its index.
 
     entries, blocks ──hdf5.py──> names, types, places ──> values at their places
-                    ──> checksums after them ──> the sealed index in front, fsync
+                    ──> checksums after them ──> the sealed index in front
 
 The index comes last: a file without it is no cache, so an unfinished one never opens.
 """
@@ -64,7 +64,7 @@ def write_cache(
     shards: Sequence[Shard] = (),
     progress: _Progress = None,
 ) -> Index:
-    """Write the file, synced, and return its index. The same rows give the same file to the bit.
+    """Write the file and return its index. The same rows give the same file to the bit.
 
     ``columns`` have sizes and no places. ``blocks`` is called with the number of a column and the
     name of a dataset of it; ``sources`` with the number of one whose values are in ``shards``;
@@ -131,7 +131,6 @@ def write_cache(
         )
         index = _checksummed(descriptor, index)
         _write(descriptor, 0, [index.encode()])
-        os.fsync(descriptor)
         return Index.parse(descriptor, str(path))
     finally:
         os.close(descriptor)
