@@ -40,7 +40,7 @@ def test_training_and_reading_a_cache_need_torch_and_numpy_only(python, cache, t
         f"""
 import importlib.util
 
-for package in ("psutil", "torchvision"):
+for package in ("rich", "psutil", "torchvision"):
     assert importlib.util.find_spec(package) is None
 
 from torch import nn, optim
@@ -70,7 +70,7 @@ assert verify({str(cache)!r}) == []
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_commands_without_psutil(python, cache, tmp_path):
+def test_commands_without_rich_and_psutil(python, cache, tmp_path):
     script = "for batch in torch.utils.data.DataLoader(range(400)): pass\n"
     (tmp_path / "train.py").write_text(f"import torch\n{script}")
     done = run(
@@ -90,7 +90,7 @@ def test_commands_without_psutil(python, cache, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [one for one in lines if one.startswith("status")] == ["status 2", "status 0"]
-    assert done.stderr.startswith("dataloaders check: the bottleneck check needs psutil, ")
+    assert done.stderr.startswith("dataloaders check: the bottleneck check needs psutil and rich, ")
     assert done.stderr.endswith("; install them with: pip install 'gpu-dataloaders[check]'\n")
     assert "tensor:uint8" in done.stdout
     assert f"{cache} is whole" in done.stdout

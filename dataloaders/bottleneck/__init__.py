@@ -17,9 +17,10 @@ from dataloaders.errors import MissingDependency
 
 try:
     import psutil  # noqa: F401
+    import rich  # noqa: F401
 except ImportError as error:
     raise MissingDependency(
-        f"the bottleneck check needs psutil, and {error.name} cannot be imported "
+        f"the bottleneck check needs psutil and rich, and {error.name} cannot be imported "
         f"({error}); install them with: pip install 'gpu-dataloaders[check]'"
     ) from error
 

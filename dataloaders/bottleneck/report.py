@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dataloaders.bottleneck.outputs import saved
+from dataloaders.bottleneck.outputs import text as shown
 from dataloaders.bottleneck.outputs.against import Comparison, compare
 from dataloaders.bottleneck.outputs.markdown import markdown
-from dataloaders.bottleneck.outputs.text import text
 from dataloaders.bottleneck.result import Result
 
 R = TypeVar("R", bound="Report")
@@ -22,7 +21,11 @@ class Report(Result):
     """Holds what a check found; see `Result` for its attributes."""
 
     def __str__(self) -> str:
-        return text(self)
+        return shown.text(self)
+
+    def __rich__(self) -> Any:
+        """Return the report as rich shows it in a terminal."""
+        return shown.renderable(self)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the report as JSON text; write it to ``path`` too, if one is given."""
@@ -70,7 +73,7 @@ class Report(Result):
 
     def _repr_html_(self) -> str:
         """Return the text as a notebook shows it."""
-        return f'<pre style="line-height: normal">{html.escape(str(self))}</pre>'
+        return shown.html(self)
 
 
 def _written(text: str, path: str | os.PathLike[str] | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import shutil
 import sys
 import tempfile
 from argparse import Namespace
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from dataloaders.bottleneck import Check, Report
-from dataloaders.bottleneck.outputs.text import WIDTH, text
 from dataloaders.cli.remembering import BestWay, without_auto
 from dataloaders.cli.running import (
     no_loader,
@@ -212,6 +210,8 @@ def _written(options: Namespace) -> dict[str, str]:
 
 def _show(report: Report, notes: list[str], options: Namespace) -> None:
     """Print the report and write its other forms, which have the notes in them."""
+    import rich  # the check has said by now if it is missing
+
     whole = replace(report, notes=(*report.notes, *notes))
     before = None if options.against is None else type(report).from_json(options.against)
     written = _written(options)
@@ -224,8 +224,10 @@ def _show(report: Report, notes: list[str], options: Namespace) -> None:
     else:
         if before is not None:
             print(whole.against(before), end="\n\n")
-        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-        print(text(whole, min(WIDTH, columns)))
+        if sys.stdout.isatty():
+            rich.get_console().print(whole, crop=False)
+        else:
+            print(whole)
     for form, path in written.items():
         beside = {"against": before} if form in ("html", "markdown") else {}
         getattr(whole, f"to_{form}")(path, **beside)
