@@ -14,8 +14,9 @@ from torchvision.transforms import v2
 
 from dataloaders.cache import precompute
 from dataloaders.errors import CacheError
-from helpers.cached import Point, assert_all_equal, seeded, smooth
+from helpers.cached import Point, assert_all_equal, seeded
 from helpers.compare import assert_same
+from helpers.pictures import smooth
 
 SIZE = 6
 

@@ -13,9 +13,10 @@ import pytest
 
 from dataloaders.cache import CachedDataset, Compressed, precompute, verify
 from dataloaders.errors import CacheError
-from helpers.cached import build, mixed, smooth, spoil
+from helpers.cached import build, mixed, spoil
 from helpers.datasets import Made
 from helpers.hostile import HEADER, Whole, said_of, seal
+from helpers.pictures import smooth
 
 ROWS = 11
 SAID = {"classes": ["a", ("b", "c")], "class_to_idx": {"a": 0, "b": 1}}

@@ -27,9 +27,10 @@ from dataloaders.cache.sample.leaf import fits, value_of
 from dataloaders.cache.sample.sample import split
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, OptionError
-from helpers.cached import MODES, assert_all_equal, build_of_bytes, kinds, smooth
+from helpers.cached import MODES, assert_all_equal, build_of_bytes, kinds
 from helpers.compare import assert_same, bits
 from helpers.datasets import Made
+from helpers.pictures import smooth
 
 SIZE = 6
 NEAREST = InterpolationMode.NEAREST

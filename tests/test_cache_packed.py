@@ -17,9 +17,9 @@ from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError
-from helpers.cached import assert_all_equal, smooth
+from helpers.cached import assert_all_equal
 from helpers.photos import OF_TORCHVISION
-from helpers.pictures import image_files, saved
+from helpers.pictures import image_files, saved, smooth
 
 SIZE = 5
 CHAIN = v2.Compose([v2.Resize(18), v2.RandomCrop(9), v2.RandomHorizontalFlip(), v2.ToImage()])

@@ -20,9 +20,10 @@ from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
-from helpers.cached import smooth, spoil
+from helpers.cached import spoil
 from helpers.compare import assert_same
 from helpers.datasets import Made
+from helpers.pictures import smooth
 
 COUNT = 12
 ONE, THREE = ((20, 24),), ((20, 24), (31, 17), (20, 16))

@@ -51,17 +51,6 @@ def build_of_bytes(path: Path, kind: str, data: bytes, rows: int = 2) -> CachedD
     return CachedDataset(path)
 
 
-def smooth(number: int, height: int = 24, width: int = 30, mode: str = "RGB") -> Any:
-    """Return a picture with gradients, as photos have."""
-    y, x = np.mgrid[:height, :width]
-    planes = [np.sin(x / (9 + number)) * 80 + 120, np.cos(y / 7) * 70 + 110, (x + y) * 3 + number]
-    planes.append(x * 7 + number)
-    pixels = np.stack(planes, 2).astype(np.uint8)
-    if mode in ("RGBA", "CMYK"):
-        return Image.frombytes(mode, (width, height), pixels.tobytes())
-    return Image.fromarray(np.ascontiguousarray(pixels[..., :3])).convert(mode)
-
-
 def seeded(dataset: Any, index: int) -> Any:
     """Return a sample, drawn with the process-wide generators seeded for it."""
     torch.manual_seed(index + 100)

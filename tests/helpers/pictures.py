@@ -16,13 +16,18 @@ def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> Image.Im
     return Image.fromarray(values[..., 0] if channels == 1 else values)
 
 
-def smooth(number: int, height: int | None = None, width: int | None = None) -> Image.Image:
-    """Return a smooth RGB picture, a different one for each number."""
-    random = np.random.default_rng(number)
+def smooth(
+    number: int, height: int | None = None, width: int | None = None, mode: str = "RGB"
+) -> Image.Image:
+    """Return a smooth picture, a different one for each number; RGBA and CMYK have four planes."""
     height = height or 20 + 7 * (number % 5)
     width = width or 24 + 5 * (number % 4)
-    coarse = random.integers(0, 256, (max(1, height // 4), max(1, width // 4), 3), np.uint8)
-    return Image.fromarray(coarse).resize((width, height))
+    y, x = np.mgrid[:height, :width]
+    planes = [np.sin(x / (9 + number)) * 80 + 120, np.cos(y / 7) * 70 + 110, (x + y) * 3 + number]
+    pixels = np.stack([*planes, x * 7 + number], 2).astype(np.uint8)
+    if mode in ("RGBA", "CMYK"):
+        return Image.frombytes(mode, (width, height), pixels.tobytes())
+    return Image.fromarray(np.ascontiguousarray(pixels[..., :3])).convert(mode)
 
 
 def saved(image: Image.Image, format: str = "JPEG", **options: Any) -> bytes:
