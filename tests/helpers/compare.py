@@ -163,14 +163,13 @@ def _form_of_tensor(tensor: torch.Tensor, compared: _Compared) -> Iterator[Any]:
         yield str(tensor.device)
     if tensor.is_meta:
         return
-    plain = tensor.detach().as_subclass(torch.Tensor).cpu()
-    if plain.layout is not torch.strided:
-        plain = plain.to_dense()
-    elif compared.strides:
-        yield plain.stride()
+    if tensor.layout is torch.strided:
+        yield tensor.stride() if compared.strides else ()
+    else:
+        tensor = tensor.to_dense()
     if compared.storage:
         yield tensor.is_shared(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
-    plain = plain.resolve_conj().resolve_neg()
+    plain = tensor.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg()
     # Not contiguous(): that leaves one value as it is, whatever its stride.
     flat = plain.clone(memory_format=torch.contiguous_format).reshape(-1)
     if flat.is_complex():
