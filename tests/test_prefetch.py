@@ -20,14 +20,13 @@ import torch.utils.data
 from torch.utils.data import TensorDataset
 
 from backends.prefetch import Prefetch
-from backends.stock import Stock
 from backends.synthetic import Synthetic
 from dataloaders import Backend, DataLoader, Plan, Session
 from dataloaders.backend import Ahead, Cancelled
 from dataloaders.errors import BackendWarning, OptionError
 from helpers.compare import assert_same
 from helpers.contract import Unloadable, fails_at_five, hangs
-from helpers.datasets import SIZE, MapDataset, SizedStream, integer_sample, tensor_sample
+from helpers.datasets import MapDataset, SizedStream, integer_sample, tensor_sample
 from helpers.processes import Held, becomes_true, children, wait_until_gone
 
 THREAD = "dataloaders-prefetch"
@@ -365,6 +364,14 @@ def test_the_plan():
     ):
         loader = DataLoader(MapDataset(tensor_sample), num_workers=workers, backend=backend)
         assert words in re.sub(r"  +", ": ", str(loader.explain()))
+    for device in ("cuda:0", "xpu:1"):
+        plan = DataLoader([1], backend="stock", device=device).explain()
+        assert (plan.backend, plan.delivers) == ("prefetch", device)
+    assert DataLoader([1], backend="stock", device="cpu").explain().backend == "stock"
+    # The user's own code may give tensors on a device, which torch's pinning refuses.
+    loader = DataLoader(MapDataset(tensor_sample), pin_memory=True)
+    assert Prefetch().changes(loader, torch.device("cuda", 0)) == {"pin_memory": False}
+    assert Prefetch().changes(loader, torch.device("cpu")) == {}
 
 
 @pytest.mark.parametrize(("kind", "delivers"), [("xpu", "xpu:1"), ("mps", "cpu"), (None, "cpu")])
@@ -374,32 +381,6 @@ def test_the_device_by_default_is_the_one_in_use_if_it_has_streams(kind, deliver
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **check: device)
     monkeypatch.setattr(torch.xpu, "current_device", lambda: 1)
     assert DataLoader([1], num_workers=1, backend="prefetch").explain().delivers == delivers
-
-
-def test_what_is_not_taken_ahead():
-    class OwnIterator(DataLoader):
-        def _get_iterator(self):
-            return super()._get_iterator()
-
-    own = OwnIterator(MapDataset(tensor_sample), num_workers=1, backend="prefetch")
-    gathers = DataLoader(TensorDataset(torch.ones(2)), backend=Prefetch(Stock(gather=False)))
-    for loader, length in ((own, SIZE), (gathers, 2)):
-        assert "a thread takes" not in str(loader.explain())
-        assert len(list(loader)) == length
-
-
-def test_a_device_wraps_a_host_backend():
-    for device in ("cuda:0", "xpu:1"):
-        plan = DataLoader([1], backend=Stock(), device=device).explain()
-        assert (plan.backend, plan.delivers) == ("prefetch", device)
-    assert DataLoader([1], backend=Stock(), device="cpu").explain().backend == "stock"
-
-
-def test_torchs_pinning_is_off_where_batches_are_pinned_for_the_copy():
-    # The user's own code may give tensors on a device, which torch's pinning refuses.
-    loader = DataLoader(MapDataset(tensor_sample), pin_memory=True)
-    assert Prefetch().changes(loader, torch.device("cuda", 0)) == {"pin_memory": False}
-    assert Prefetch().changes(loader, torch.device("cpu")) == {}
 
 
 def test_ranks_that_would_share_a_device_are_warned_once(monkeypatch):

@@ -10,7 +10,6 @@ import torch.utils.data
 from torch.utils.data import Dataset, Subset, TensorDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
-from backends.stock import Stock
 from dataloaders import DataLoader, wrap
 from helpers.datasets import CountingStream
 
@@ -132,15 +131,6 @@ def test_persistent_workers_live_where_torch_keeps_them(data):
     for process in processes:
         process.join(30)
         assert not process.is_alive()
-
-
-def test_a_session_whose_loader_is_gone_says_so():
-    loader = TorchLoader(in_memory())
-    session = Stock().open(loader)
-    del loader
-    session.close()
-    with pytest.raises(RuntimeError, match="keep it while iterating"):
-        session.epoch()
 
 
 def test_plans():
