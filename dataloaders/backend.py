@@ -38,16 +38,14 @@ Specification: TypeAlias = "torch.utils.data.DataLoader[Any]"
 
 
 class Cancelled(Exception):
-    """Raised on the thread that waits in a cancelled `Ahead`. Users never see it."""
+    """Raised on the thread that waits in a cancelled `Ahead`; users never see it."""
 
 
 class Ahead(ABC):
     """The batches of one epoch, which a background thread takes ahead of use.
 
-    ``next()`` must not run anything with global state: no sampler, no dataset, no user collation in
-    this process. Reading worker queues and files is allowed, and so are this package's own gathers.
-    What must run on the consumer's thread (samplers draw from the process-wide generators) runs in
-    `supply`.
+    ``next()`` runs nothing with global state: no sampler, dataset or user collation in this
+    process. It may read worker queues and files, and make batches by this package's own code.
 
     Attributes:
         iterator: torch's iterator that makes the batches, from which the workers can be found; or
@@ -80,14 +78,12 @@ class Ahead(ABC):
     def supply(self, batches: int) -> None:
         """Draw from the sampler for ``batches`` more batches, on the consumer's thread.
 
-        The consumer calls this with 1 at each hand-over, after it took the batch. Torch, too, draws
-        the samples of one batch for each batch that it hands over, so a loop that breaks leaves
-        samplers and generators where torch would leave them.
+        The consumer calls this with 1 at each hand-over, after it took the batch. Torch draws at
+        the same moments, so a loop that breaks leaves samplers and generators as torch would.
 
         Raises:
-            Exception: the sampler's own, to be raised in place of the batch of this hand-over, as
-                torch does. An implementation may also keep it and raise it from ``next()`` at the
-                batch that it concerns.
+            Exception: the sampler's own, raised in place of this hand-over's batch, as torch does;
+                or it is kept, and raised from ``next()`` at the batch that it concerns.
         """
 
     def handed_over(self) -> None:
@@ -142,15 +138,14 @@ class Remainder(ABC):
 class Session(ABC):
     """What one backend holds open for one loader, across epochs.
 
-    A session must not hold its loader strongly: the loader owns the session, and a dropped loader
-    must end its workers at once, not when the garbage collector finds a cycle.
+    A session must not hold its loader strongly: a dropped loader must end its workers at once, not
+    when the garbage collector finds a cycle.
 
     Nobody calls ``close()`` when a loader is dropped. An iterator may outlive its loader
-    (``iter(DataLoader(...))`` is common), so an iterator must hold whatever it needs, and threads,
-    files and streams must end when the session and its last iterator are gone
-    (``weakref.finalize``), also at interpreter exit. ``close()`` is called when the loader switches
-    to another backend; a live iterator may then raise, but must not hang. A forked child calls
-    nothing and opens a session of its own.
+    (``iter(DataLoader(...))`` is common), so it holds whatever it needs, and threads, files and
+    streams end when the session and its last iterator are gone (``weakref.finalize``), also at
+    interpreter exit. ``close()`` is called when the loader switches to another backend; a live
+    iterator may then raise, but must not hang. A forked child opens a session of its own.
     """
 
     @abstractmethod

@@ -148,12 +148,8 @@ class DataLoader(_TorchLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        if backend is not None:
-            self.backend = backend
-        if device is not None:
-            self.device = device
-        if seed is not None:
-            self.seed = seed
+        given = {"backend": backend, "device": device, "seed": seed}
+        vars(self).update({name: value for name, value in given.items() if value is not None})
 
     def __iter__(self) -> Any:
         """Return an iterator over one epoch, made by this loader's backend."""
@@ -170,14 +166,11 @@ class DataLoader(_TorchLoader[T_co]):
         wanted = self._wanted_backend()
         try:
             backend, refusal, learned = self._resolve_backend(wanted)
+            plan = self._delivering(backend).explain(self)
         except DataLoadersError as error:
             return Plan(str(wanted), obstacle=str(error))
-        except Exception as error:  # a third-party backend that needs options
-            return Plan(str(wanted), obstacle=f"it cannot be made: {error!r}")
-        try:
-            plan = self._delivering(backend).explain(self)
         except Exception as error:  # a third-party backend; this method never raises
-            return Plan(str(wanted), obstacle=f"its explain() failed: {error!r}")
+            return Plan(str(wanted), obstacle=f"it cannot be made, or explained: {error!r}")
         return replace(plan, notes=(*plan.notes, *filter(None, (learned, refusal))))
 
     def set_epoch(self, epoch: int) -> None:
@@ -240,30 +233,26 @@ class DataLoader(_TorchLoader[T_co]):
         """Return the backend that will serve, why the wanted one cannot, and what "auto" is."""
         if isinstance(wanted, Backend):
             return wanted, None, None
+        backend: Backend | None = None
+        about = obstacle = None
         if wanted == "auto":
-            learned, about = auto.backend_for(self)
-            if learned is None:
-                return registry.load("stock")(), None, about
-            obstacle = learned.explain(self).obstacle
-            if obstacle is None:
-                return learned, None, about
-            refusal = f'backend="auto": {learned.name} cannot serve a loader any more: {obstacle}'
-            return registry.load("stock")(), refusal, about
-        if self.backend is not None or wanted == "stock":
+            backend, about = auto.backend_for(self)
+            refused = f'backend="auto": {backend and backend.name} cannot serve a loader any more'
+        elif self.backend is not None or wanted == "stock":
             return registry.load(wanted)(), None, None
-        try:
-            backend = registry.load(wanted)()
-            obstacle = backend.explain(self).obstacle
-        except (UnknownBackend, MissingDependency) as error:
-            if isinstance(error, UnknownBackend):
+        else:
+            refused = f"${BACKEND_VARIABLE}={wanted} cannot serve a loader, which stays stock"
+            try:
+                backend = registry.load(wanted)()
+            except UnknownBackend as error:
                 raise UnknownBackend(f"${BACKEND_VARIABLE}: {error}") from None
-            obstacle = str(error)
-        if obstacle is None:
-            return backend, None, None
-        refusal = (
-            f"${BACKEND_VARIABLE}={wanted} cannot serve a loader, which stays stock: {obstacle}"
-        )
-        return registry.load("stock")(), refusal, None
+            except MissingDependency as error:
+                obstacle = str(error)
+        if backend is not None:
+            obstacle = backend.explain(self).obstacle
+            if obstacle is None:
+                return backend, None, about
+        return registry.load("stock")(), obstacle and f"{refused}: {obstacle}", about
 
 
 def wrap(
@@ -305,10 +294,8 @@ def wrap(
         )
     # Written to __dict__, because torch's __setattr__ refuses some names on a finished loader.
     wrapped.__dict__.update(_state_of(loader), _iterator=None, _source=source)
-    wrapped.backend = backend
-    wrapped.device = device
-    wrapped.seed = seed
-    wrapped.on_error = on_error
+    wrapped.backend, wrapped.device = backend, device
+    wrapped.seed, wrapped.on_error = seed, on_error
     return wrapped
 
 
