@@ -22,17 +22,12 @@ class Squares(Dataset):
     """An ordinary dataset, which is not in memory as far as anybody knows."""
 
     transform = None
-    shift = 0  # which a worker's set-up may change
-    epoch = -1
 
     def __len__(self):
         return 20
 
     def __getitem__(self, index):
-        return index * index + self.shift
-
-    def set_epoch(self, epoch):
-        self.shift = epoch
+        return index * index
 
 
 class Chain:
@@ -105,14 +100,6 @@ def test_a_wrapped_loader_leaves_the_workers_of_the_other_one_alone():
     del ours
     gc.collect()
     assert len(list(iterator)) == 19
-
-
-def test_set_epoch_reaches_the_copies_in_persistent_workers_as_under_torch():
-    loader, found = DataLoader(Squares(), sampler=[0], **KEPT), []
-    for epoch in (4, 5):
-        loader.set_epoch(epoch)
-        found += [int(batch) for batch in loader]
-    assert found == [4, 4]  # they are copied when the workers start
 
 
 @both

@@ -70,8 +70,9 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
                 if answered and received in self._drawn:
                     names = _names(self._drawn[received])
                     add_note(error, f"dataloaders: raised in a worker by {names}")
-                _clear_torch_frames(error)
-                raise
+                # Without torch's frames, which tie the error into a cycle that holds the workers.
+                # The worker's own traceback is part of the error's text.
+                raise error.with_traceback(None) from None
             finally:
                 self._drawn.pop(received, None)
 
@@ -121,23 +122,6 @@ def _names(asked: Any) -> str:
         return f"sample {asked!r}"
     first = ", ".join(repr(index) for index in asked[:_MOST_NAMED])
     return f"one of {len(asked)} samples: {first}{', ...' if len(asked) > _MOST_NAMED else ''}"
-
-
-def _clear_torch_frames(error: Exception) -> None:
-    """Clear the variables of torch's frames in the traceback of ``error``.
-
-    Raising a worker's error ties it and these frames into a cycle that holds the iterator. If the
-    collector found the cycle, it would end the queues before the iterator can tell the workers to
-    end, and torch would wait five seconds for each of them.
-    """
-    trace = error.__traceback__
-    while trace is not None:
-        if str(trace.tb_frame.f_globals.get("__name__")).startswith("torch."):
-            try:
-                trace.tb_frame.clear()
-            except RuntimeError:  # it is still running
-                pass
-        trace = trace.tb_next
 
 
 class WorkersEpoch(Ahead):
