@@ -28,7 +28,7 @@ from dataloaders.errors import (
     UnknownBackend,
 )
 from dataloaders.plan import Plan
-from dataloaders.specification import own_iteration, state_of
+from dataloaders.specification import check_device, own_iteration, state_of
 from dataloaders.tuning import auto
 
 __all__ = ["BACKEND_VARIABLE", "DataLoader", "wrap"]
@@ -336,14 +336,7 @@ def _check_options(backend: object, device: object, seed: object, on_error: obje
             f"backend={backend!r}: must be a name such as 'stock', a Backend instance such as "
             "Stock(), or None"
         )
-    if device is not None:
-        try:
-            torch.device(device)  # type: ignore[call-overload]
-        except (RuntimeError, TypeError) as error:
-            raise OptionError(
-                f"device={device!r}: must be a torch device such as 'cuda', 'cuda:1' or 'cpu' "
-                f"({error})"
-            ) from None
+    check_device(device, f"device={device!r}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise OptionError(f"seed={seed!r}: must be an int or None")
     if seed is not None and not -(2**63) <= seed < 2**64:

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from dataloaders.errors import OptionError
+
 __all__ = [
     "batches_in",
+    "check_device",
     "device_of",
     "generators_of",
     "own_iteration",
@@ -35,6 +38,17 @@ def batches_in(loader: Any) -> int | None:
         return len(loader)
     except (AttributeError, TypeError, NotImplementedError):
         return None
+
+
+def check_device(device: Any, given: str) -> None:
+    """Raise OptionError, which begins with ``given``, if ``device`` names no device; None may."""
+    if device is not None:
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise OptionError(
+                f"{given}: must be a torch device such as 'cuda', 'cuda:1' or 'cpu' ({error})"
+            ) from None
 
 
 def device_of(wanted: Any) -> torch.device:

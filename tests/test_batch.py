@@ -237,28 +237,6 @@ class Simple(Movable):
         return Simple(self.tensor.to(device), self.note)
 
 
-class Broken:
-    def to(self, device, non_blocking=False):
-        raise TypeError("broken inside")
-
-
-class Closed:
-    """Has tensors, and no method that says how they move."""
-
-    def __init__(self):
-        self.tensor = torch.ones(1)
-        self.shape = (1,)
-
-
-class Sealed:
-    """Moves itself, and has nothing that could be looked into."""
-
-    __slots__ = ()
-
-    def to(self, device):
-        return self
-
-
 def test_a_custom_type_moves_by_its_own_method():
     batch = Movable(torch.ones(3), "kept")
     moved = tree.to_device([batch], META)[0]
@@ -270,15 +248,6 @@ def test_a_custom_type_moves_by_its_own_method():
     assert [leaf.shape[0] for leaf in tree.leaves(batch)] == [3]
     assert tree.map_tensors(batch, zeroed).tensor.sum() == 0
     assert batch.tensor.sum() == 3
-    with pytest.raises(TypeError, match="broken inside"):
-        tree.to_device(Broken(), META)
-
-
-def test_a_type_that_cannot_be_looked_into_holds_no_tensors():
-    for value in (Closed(), Sealed()):
-        assert list(tree.leaves(value)) == []
-        assert tree.map_tensors([value], zeroed)[0] is value
-        assert tree.describe(value) == type(value).__name__
 
 
 def test_describe_in_words():
@@ -287,8 +256,6 @@ def test_describe_in_words():
         (batch, "{image: float32 2x3, label: [int64 scalar, str]}"),
         (torch.zeros(2, device="meta"), "float32 2 meta"),
         (["a"] * 9, "list of 9 str"),
-        ((1,) * 8, "[" + ", ".join(["int"] * 8) + "]"),
-        ([torch.zeros(1)] * 9, "[" + ", ".join(["float32 1"] * 9) + "]"),
         (np.zeros((2, 3), np.uint8), "ndarray uint8 2x3"),
     ):
         assert tree.describe(value) == words

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -78,7 +76,7 @@ def content(thing):
 
 
 class Loop(RuleBasedStateMachine):
-    """A program that iterates, keeps, drops and forks; ``make`` is its loader's."""
+    """A program that iterates, keeps and drops; ``make`` is its loader's."""
 
     make: Callable[[], DataLoader[Any]]
 
@@ -88,7 +86,6 @@ class Loop(RuleBasedStateMachine):
         self.loader = self.make()
         self.iterators = []
         self.kept = []
-        self.forked = []
 
     @rule()
     def begin(self):
@@ -126,40 +123,12 @@ class Loop(RuleBasedStateMachine):
     def drop_the_loader(self):
         self.loader = self.make()
 
-    @precondition(lambda self: self.kept and len(self.forked) < 2)
-    @rule()
-    def fork(self):
-        """A child looks at what it inherited when this process has gone on."""
-        ask, tell = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                signal.alarm(60)
-                os.read(ask, 1)
-                status = 0 if all(content(thing) == was for thing, was in self.kept) else 2
-                self.kept.clear()  # no business of the parent's, or of its workers
-            finally:
-                os._exit(status)
-        os.close(ask)
-        self.forked.append((pid, tell))
-
-    @precondition(lambda self: self.forked)
-    @rule()
-    def ask(self):
-        pid, tell = self.forked.pop()
-        os.write(tell, b"g")
-        os.close(tell)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
     @invariant()
     def is_unchanged(self):
         for thing, was in self.kept:
             assert content(thing) == was
 
     def teardown(self):
-        while self.forked:
-            self.ask()
         del self.loader
         self.iterators.clear()
         self.kept.clear()

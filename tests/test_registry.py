@@ -141,9 +141,7 @@ def test_it_names_the_backend_of_our_loaders_that_name_none(monkeypatch):
     assert len(list(torch.utils.data.DataLoader(DATASET))) == len(DATASET)
     with pytest.raises(UnknownBackend, match=rf"\${VARIABLE}: .*'stok' is not a backend"):
         iter(loader)
-    plan = loader.explain()
-    assert not plan.runs
-    assert VARIABLE in str(plan)
+    assert VARIABLE in loader.explain().obstacle
 
 
 @pytest.mark.usefixtures("installed")

@@ -20,6 +20,7 @@ from dataloaders import registry
 from dataloaders.backend import Backend, Remainder, Session, Specification, check_images
 from dataloaders.errors import BackendUnavailable, DataLoadersError, OptionError
 from dataloaders.plan import Plan, Stage
+from dataloaders.specification import check_device
 
 from .device import Device, has_streams
 from .remainders import remainder_of
@@ -82,14 +83,7 @@ class Prefetch(Backend):
             )
         if not isinstance(self.pin_memory, bool):
             raise OptionError(f"Prefetch(pin_memory={self.pin_memory!r}): must be True or False")
-        if self.device is not None:
-            try:
-                torch.device(self.device)
-            except (RuntimeError, TypeError) as error:
-                raise OptionError(
-                    f"Prefetch(device={self.device!r}): must be a torch device such as 'cuda:1' "
-                    f"({error})"
-                ) from None
+        check_device(self.device, f"Prefetch(device={self.device!r})")
         check_images(self)
         if self.tail is False and self.shapes_images:
             raise OptionError(
