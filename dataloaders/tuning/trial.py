@@ -113,14 +113,11 @@ class Loading:
     def __call__(self, dataset: Any) -> Measured | CheckError:
         """Measure; return the error of a loader that yields nothing."""
         torch_worker._worker_info = None  # a loop without workers collates in memory of its own
+        steps = observe(self.loader, stepping=False, seconds=self.seconds, keep=self.keep)
         try:
-            return driven(self.steps(), lambda batch: None)
+            return driven(steps, lambda batch: None)
         except CheckError as error:  # raised, it would have torch's text around its own
             return error
-
-    def steps(self) -> Steps[Measured]:
-        """Measure in this process."""
-        return observe(self.loader, stepping=False, seconds=self.seconds, keep=self.keep)
 
 
 def observe(

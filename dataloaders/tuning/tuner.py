@@ -75,8 +75,8 @@ def tune(
 
     The loader is not iterated, its samplers and generator are copied, and random states are
     restored. The dataset is read in other processes only, so that nothing of it is opened here:
-    loading without workers is measured there, the step here, and both are added. A dataset that
-    cannot be sent to a process is read here, and no workers are tried. ``step`` really trains.
+    loading without workers is measured there, the step here, and both are added. For a dataset that
+    no other process can read, nothing is tried. ``step`` really trains.
 
     Args:
         loader: any torch DataLoader. One over an iterable dataset is tried with more workers
@@ -143,11 +143,9 @@ class Tuner:
         self._variants = Variants(loader)
         self._notes: list[str] = []
         self._reason = ""
-        self._shortage: str | None = None  # of what more workers would need
         self._batch_bytes = 0
         self._least_s = 0.0  # what a trial takes at least: a start and two blocks
         self._need: Interval | None = None
-        self._workers_usable = True
         has_cuda = torch.cuda.device_count() > 0
         pinned = bool(loader.pin_memory) and has_cuda
         count = loader.num_workers
@@ -173,16 +171,18 @@ class Tuner:
         search = self._search
         self._announce(search.alone, _ALONE)
         began = time.perf_counter()
-        loading, measured = yield from self._measure_alone()
+        loading = self._load_elsewhere()
+        if loading is None:
+            return
+        measured = yield from self._with_step(loading)
         alone = self._trial(search.alone, _ALONE, measured, began)
         if self._steps_on:
             alone = replace(alone, cpu_share=None)  # what the step takes of the cores is not known
         search.add(alone, comparable=self._variants.loads_elsewhere)
-        self._warn(self._find_room(loading))
+        wanted, most = self._find_room(loading)
         self._reason = self._why_no_workers(measured.samples_per_second.estimate)
         if self._reason:
             return
-        room = search.most
         try:
             yield from search.run()
         except Spent:
@@ -190,14 +190,19 @@ class Tuner:
                 f"the budget of {self.budget_s:g} s ended before every useful trial was made; a "
                 "larger one (budget_s=, or --budget) tries them"
             )
-        if search.limited and search.most == room:
-            self._warn(self._shortage)
+        if search.limited and search.most == most < wanted:
+            size = loading.batch_bytes
+            self._warn(
+                resources.shm_shortage(min(wanted, 2 * most + 1), 1, size)
+                or f"more workers may help, and available memory bears {most}. {_FREE_MEMORY}"
+            )
 
     def result(self, remember: bool = False) -> Tuning:
         """Return what is known by now; ``remember`` writes it to disk."""
         search = self._search
         choice, rates = search.choice, search.rates
         notes = [*self._notes, *self._closing_notes(choice)]
+        remember = remember and bool(search.trials)
         path = self._remember() if remember else None
         if remember and path is None:
             notes.append("the choice was not kept: set DATALOADERS_CACHE to a folder to write to")
@@ -211,50 +216,37 @@ class Tuner:
 
     # Before the search --------------------------------------------------------------------------
 
-    def _measure_alone(self) -> Steps[tuple[Measured, Measured]]:
-        """Measure loading in one process, and the loop of loading and stepping."""
-        search = self._search
-        loading = yield from self._load_elsewhere(search.alone)
-        self._least_s = 3 * loading.seconds_per_batch.estimate
+    def _load_elsewhere(self) -> Measured | None:
+        """Measure loading in a separate process; None if no process can read the dataset."""
+        alone = self._variants.elsewhere(self._search.alone)
+        look = Loading(alone, self._trial_s, self._steps_on)
+        try:
+            found = look_at(self.loader, look, timeout_s=self.loader.timeout or _HANG_S)
+        except Exception as error:
+            if not (isinstance(error, Unobserved) or _is_workers_fault(error)):
+                raise
+            self._reason = f"workers cannot be used for this dataset: {_text(error)}"
+            return None
+        if isinstance(found, CheckError):
+            raise found
+        self._variants.skip(found.batches)
+        self._least_s = 3 * found.seconds_per_batch.estimate
+        return found
+
+    def _with_step(self, loading: Measured) -> Steps[Measured]:
+        """Measure the step; return the loop of loading and stepping."""
         if not self._steps_on:
-            return loading, loading
+            return loading
         held = [self._variants.delivered(batch) for batch in loading.held]
         step = yield from observe_step(held, self._trial_s, self.clock)
         if self.stepping:
             self._need = rate_of(loading.samples_per_batch, step.seconds)
             # The loop around the step takes time, too.
-            search.needed = self._need.estimate * (1 - WORTH)
-        return loading, loading.followed_by(step)
+            self._search.needed = self._need.estimate * (1 - WORTH)
+        return loading.followed_by(step)
 
-    def _load_elsewhere(self, alone: Settings) -> Steps[Measured]:
-        """Measure loading in a separate process, or here if the dataset cannot be sent to one.
-
-        After loading here no workers are forked: they would share the files that were opened.
-        """
-        look = Loading(self._variants.elsewhere(alone), self._trial_s, self._steps_on)
-        try:
-            found = look_at(self.loader, look, timeout_s=self.loader.timeout or _HANG_S)
-        except Exception as error:
-            if isinstance(error, Unobserved):
-                if self.loader.num_workers and error.started:
-                    text = f"the dataset cannot be read by a worker: {error}"
-                    raise CheckError(text) from error
-            elif not _is_workers_fault(error):
-                raise
-            self._workers_usable = False
-            self._notes.append(f"workers were not tried: {_text(error)}")
-        else:
-            if isinstance(found, CheckError):
-                raise found
-            self._variants.skip(found.batches)
-            return found
-        return (yield from look.steps())
-
-    def _find_room(self, loading: Measured) -> str | None:
-        """Find how many workers the user, memory and shared memory allow.
-
-        Returns why the loader as it is will fail; None if it will not.
-        """
+    def _find_room(self, loading: Measured) -> tuple[int, int]:
+        """Return how many workers are wanted, and for how many there is room; set up the search."""
         search, loader, wanted = self._search, self.loader, self.max_workers
         if wanted is None:
             wanted = auto.most_workers(self._cores)
@@ -266,24 +258,19 @@ class Tuner:
                     "max_workers= if it does"
                 )
         size = loading.batch_bytes
-        in_memory, in_shm = auto.memory_cap(), auto.shm_cap(size, 1)
-        most = min(wanted, in_memory, wanted if in_shm is None else in_shm)
-        if most < wanted and in_shm == most:
-            self._shortage = resources.shm_shortage(min(wanted, 2 * most + 1), 1, size)
-        elif most < wanted:
-            self._shortage = (
-                f"more workers may help, and available memory bears {most}. {_FREE_MEMORY}"
-            )
-        search.most = most if self._workers_usable else 0
+        search.shm_cap = lambda prefetch: auto.shm_cap(size, prefetch)
+        in_shm = search.shm_cap(1)
+        search.most = min(wanted, auto.memory_cap(), wanted if in_shm is None else in_shm)
         # Beside a step one worker overlaps with it; where nothing is known without workers, one
         # is the first to be tried.
         search.fewest = 1 if self.stepping or not search.rates else 2
         if loading.variation > UNEVEN:
             search.prefetch = LONG_PREFETCH
-        search.shm_cap = lambda prefetch: auto.shm_cap(size, prefetch)
         depth = loader.prefetch_factor or DEFAULT_PREFETCH
-        own = resources.shm_shortage(loader.num_workers, depth, size)
-        return None if own is None else f"the loader as it is will fail: {own}"
+        shortage = resources.shm_shortage(loader.num_workers, depth, size)
+        if shortage is not None:
+            self._warn(f"the loader as it is will fail: {shortage}", stacklevel=7)
+        return wanted, search.most
 
     def _why_no_workers(self, samples_per_second: float) -> str:
         """Return why workers need not be tried, or ""."""
@@ -291,8 +278,6 @@ class Tuner:
         rate = f"one process gives {samples_per_second:,.0f} samples/s"
         if self.max_workers == 0:
             return "max_workers=0: nothing else was tried"
-        if not self._workers_usable:
-            return "workers cannot be used for this dataset (see the note)"
         if need is not None and search.meets(search.alone):
             return f"the step takes {need.estimate:,.0f} and {rate}: workers will not help"
         if isinstance(self.loader, DataLoader) and auto.in_memory(self.loader.dataset):
@@ -400,12 +385,11 @@ class Tuner:
     def _seconds(self) -> float:
         return time.perf_counter() - self._began
 
-    def _warn(self, text: str | None) -> None:
-        if text is not None:
-            self._notes.append(text)
-            # Frames above: this, _steps, run, then driven and tune, or what runs a script's loop.
-            # The next one is the line that asked for tuning.
-            warnings.warn(text, CapacityWarning, stacklevel=6)
+    def _warn(self, text: str, stacklevel: int = 6) -> None:
+        self._notes.append(text)
+        # Frames above: this, _steps, run, then driven and tune, or what runs a script's loop. The
+        # next one is the line that asked for tuning.
+        warnings.warn(text, CapacityWarning, stacklevel=stacklevel)
 
     def _announce(self, settings: Settings, why: str) -> None:
         if self.progress is not None:
