@@ -87,15 +87,6 @@ def tried(found):
 
 
 @pytest.mark.measures
-def test_waiting_is_overlapped_by_more_workers_than_cores():
-    count = len(os.sched_getaffinity(0)) + 2
-    found = tune(TorchLoader(Waiting(), 2), max_workers=count, budget_s=20)
-    assert found.choice.num_workers > count - 2
-    assert found.worth_it
-    assert "x one process" in found.reason
-
-
-@pytest.mark.measures
 def test_a_step_that_is_slower_than_loading_needs_one_worker():
     # A batch takes 40 ms: serial 90, with one worker 50.
     found = tune(TorchLoader(Waiting(), 2), lambda batch: time.sleep(0.05), budget_s=10)

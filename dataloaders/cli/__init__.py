@@ -72,8 +72,7 @@ examples:
   dataloaders check train.py
   dataloaders check --budget 60 --json report.json train.py -- --data photos --epochs 5
   dataloaders check -m mypackage.train -- --config small.yaml
-  dataloaders check --json before.json train.py
-  dataloaders check --against before.json --html report.html train.py   (after a change)
+  dataloaders check --against report.json --html report.html train.py   (after a change)
   dataloaders check --markdown "$GITHUB_STEP_SUMMARY" --fail-if input-bound train.py
 """
 

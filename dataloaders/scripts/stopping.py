@@ -27,7 +27,7 @@ class StopScript(BaseException):
 
 
 _running = threading.Event()
-_deaf_until = 0.0
+_ignored_until = 0.0
 
 
 @contextmanager
@@ -36,9 +36,9 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    global _deaf_until
+    global _ignored_until
     before = signal.signal(SIGNAL, _raise)
-    _deaf_until = 0.0
+    _ignored_until = 0.0
     _running.set()
     try:
         yield
@@ -68,23 +68,23 @@ def _wake_main() -> None:
 
 
 def _raise(*_: object) -> None:
-    global _deaf_until
+    global _ignored_until
     now = time.monotonic()
-    if _running.is_set() and now > _deaf_until:
-        _deaf_until = now + _TEARDOWN_S  # time for the program's teardown
+    if _running.is_set() and now > _ignored_until:
+        _ignored_until = now + _TEARDOWN_S  # time for the program's teardown
         raise StopScript
 
 
 class Watchdog:
-    """Calls ``bite`` in a thread when `pat` has not been called for ``patience_s`` seconds.
+    """Calls ``on_timeout`` in a thread when `reset` has not been called for ``patience_s`` seconds.
 
-    It waits ten times as long before the third `pat`, since first steps may compile.
+    It waits ten times as long before the third `reset`, since first steps may compile.
     """
 
-    def __init__(self, patience_s: float, bite: Callable[[], None]) -> None:
+    def __init__(self, patience_s: float, on_timeout: Callable[[], None]) -> None:
         self._patience_s = patience_s
-        self._bite = bite
-        self._pats = 0
+        self._on_timeout = on_timeout
+        self._resets = 0
         self._last = 0.0
         self._ended = threading.Event()
 
@@ -94,9 +94,9 @@ class Watchdog:
         if self._patience_s < math.inf:
             threading.Thread(target=self._run, name="dataloaders-watch", daemon=True).start()
 
-    def pat(self) -> None:
+    def reset(self) -> None:
         """Note that the loop asked for a batch, or got one."""
-        self._pats += 1
+        self._resets += 1
         self._last = time.monotonic()
 
     def end(self) -> None:
@@ -105,10 +105,10 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            patience_s = self._patience_s * (1 if self._pats > 2 else 10)
+            patience_s = self._patience_s * (1 if self._resets > 2 else 10)
             left = self._last + patience_s - time.monotonic()
             if left <= 0:
-                self._bite()
+                self._on_timeout()
                 return
             if self._ended.wait(left):
                 return

@@ -199,7 +199,7 @@ class Takeover:
             self._measured = weakref.ref(loop)
             self._running = iter(self._stream)
         self.thread = threading.current_thread()
-        self._watchdog.pat()
+        self._watchdog.reset()
         try:
             batch = next(self._running)
         except StopIteration:
@@ -207,7 +207,7 @@ class Takeover:
                 stop_main()
             raise StopScript("measured enough") from None
         finally:
-            self._watchdog.pat()
+            self._watchdog.reset()
         self.steps += 1
         if loop.seen.length is not None:
             self.beyond = max(self.beyond, loop.given + 1 - loop.seen.length)

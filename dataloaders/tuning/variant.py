@@ -23,6 +23,7 @@ from dataloaders.batches.tree import Batch, map_tensors, to_device
 from dataloaders.errors import CheckError
 from dataloaders.loader import DataLoader
 from dataloaders.observing import open_files_anew
+from dataloaders.specification import state_of
 
 L = TypeVar("L", bound="torch.utils.data.DataLoader[Any]")
 
@@ -48,7 +49,7 @@ def with_settings(loader: L, settings: Settings, **attributes: Any) -> L:
     ``attributes`` are set on it as well, through ``__dict__``, since torch's ``__setattr__``
     refuses some names.
     """
-    state = loader.__getstate__() if isinstance(loader, DataLoader) else dict(vars(loader))
+    state = state_of(loader)
     changed: L = type(loader).__new__(type(loader))
     changed.__dict__.update(state, _iterator=None)
     changed.__dict__.update(vars(settings))
