@@ -59,8 +59,8 @@ class DataLoader(_TorchLoader[T_co]):
             "stock"), or None for ``$DATALOADERS_BACKEND``, else "stock".
         device: where batches are delivered. None leaves that to the backend: stock leaves them in
             host memory; prefetch, dali and synthetic deliver on the current CUDA device if there is
-            one. A CUDA device with a backend that delivers in host memory is ``Prefetch(that
-            backend)``.
+            one. With a backend that delivers in host memory, any device but the CPU means
+            ``Prefetch(that backend)``.
         seed: makes shuffling and random augmentation a function of (seed, epoch, index): the same
             for any number of workers. None leaves torch's random streams alone.
         on_error: what to do with a sample that cannot be loaded; only "raise" in this version.
