@@ -222,21 +222,6 @@ def test_without_workers_the_iterator_tells_what_its_thread_has_made():
         assert batches.counts()[0] == min(3, left + 1)  # of the last one the end
 
 
-@pytest.mark.usefixtures("workers_end_fast")
-def test_of_two_errors_at_one_batch_the_samplers_comes_first_as_under_torch():
-    class Ending(torch.utils.data.Sampler):
-        def __iter__(self):
-            yield from (1, 5, 3)
-            raise LookupError("the sampler")
-
-    def outcomes(kind, **ours):
-        batches = iter(kind(MapDataset(fails_at_five), sampler=Ending(), num_workers=1, **ours))
-        return [outcome(batches) for _ in range(4)]
-
-    ours, theirs = outcomes(DataLoader, backend="prefetch"), outcomes(TorchLoader)
-    assert ours == theirs == ["[1]", "LookupError: the sampler", "[3]", "StopIteration"]
-
-
 # Endings
 
 

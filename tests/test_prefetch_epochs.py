@@ -49,13 +49,14 @@ class Noting(MapDataset):
 class Draws(Sampler):
     """A user's sampler, which draws each index when it is asked for it, and may raise."""
 
-    def __init__(self, after=None, most=24):
-        self.after, self.most = after, most
+    def __init__(self, after=None, most=24, first=()):
+        self.after, self.most, self.first = after, most, first
 
     def __len__(self):
         return 24
 
     def __iter__(self):
+        yield from self.first
         for number in range(24):
             if number == self.after:
                 raise Unloadable("the sampler")
@@ -94,6 +95,8 @@ SAMPLERS = {
     "distributed": lambda data, own: DistributedSampler(data, num_replicas=2, rank=1),
     "as it goes": lambda data, own: Draws(),
     "raises": lambda data, own: Draws(7, SIZE),
+    # With one worker and two tasks: at the batch that fails as well.
+    "raises with a batch": lambda data, own: Draws(0, first=(1, 5, 3)),
 }
 
 PROGRAMS = st.fixed_dictionaries(
@@ -174,6 +177,7 @@ def _assert_torchs(program):
         _program("shuffled, own generator", 2, [None, 3, None], seed=7),
         _program("replacement", 1, [7, None], persistent=False),
         _program("raises", 2, [None, 1, None], batch_size=1),
+        _program("raises with a batch", 1, [None], failing=5, batch_size=1),
         _program("raises", 0, [None, 5], tensors=True),
         _program("as it goes", 1, [None, None], failing=5, batch_size=1),
         _program("shuffled", 0, [None, 3, None], tensors=True, seed=7),
