@@ -57,7 +57,7 @@ def test_a_system_without_affinity_masks_has_all_its_cores(monkeypatch, tmp_path
         assert resources.usable_cores(tmp_path) == cores
 
 
-def test_an_affinity_mask_counts_and_ranks_share_the_launchers():
+def test_an_affinity_mask_counts_and_ranks_share_the_launchers(monkeypatch):
     code = (
         "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])\n"
         "from dataloaders.machine import resources\n"
@@ -74,7 +74,10 @@ def test_an_affinity_mask_counts_and_ranks_share_the_launchers():
         (16, 16, 8, 2),  # the launcher itself has 16
         (2, 2, 8, 1),
     ):
-        assert resources._share(shared, own, ranks) == expected
+        monkeypatch.setattr(resources, "machine_cores", lambda root, shared=shared: shared)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, own=own: set(range(own)))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+        assert resources.usable_cores() == expected
 
 
 def test_quotas_of_cgroups(machine):

@@ -108,7 +108,6 @@ class _Measuring:
         self.line = ProgressLine(quiet=options.quiet)
         self.result = result  # a file that only the process makes whose loader is measured
         self._options = options
-        self._patience_s = max(60.0, 2 * options.budget)
         self._scratch: Scratch | None = None
         self._best_way: BestWay | None = None  # of the loader, for ``tune --backends``
         self.takeover = Takeover(
@@ -117,7 +116,6 @@ class _Measuring:
             may_take=self._may_take,
             waited=lambda name, seconds: self.checks[0].waited_elsewhere(name, seconds),
             passed_over=lambda text: self.line(f"check  {text}"),
-            patience_s=self._patience_s,
         )
 
     @contextmanager
@@ -170,7 +168,7 @@ class _Measuring:
 
     def _may_take(self) -> bool:
         """Return whether this process measures: each rank, or the first process that gets here."""
-        self.ranks = Ranks.here(self._patience_s)
+        self.ranks = Ranks.here(patience_s=max(60.0, 2 * self._options.budget))
         if self.ranks is not None:
             if self.ranks.rank:
                 self.line = ProgressLine(quiet=True)
@@ -242,8 +240,6 @@ def _how_it_ended(takeover: Takeover, outcome: Outcome, enough: bool) -> list[st
         how = f"the script was ended {after} of its loop"
     elif failed or outcome.ending == "interrupted":
         how = f"{'the script failed' if failed else 'interrupted'} {so_far}"
-    elif takeover.stalled:
-        how = f"the script was ended since its loop asked for no batch for long {so_far}"
     else:
         how = f"the script ended by itself {after}, before enough was measured; "
         how += "give it more epochs, or a smaller --budget"

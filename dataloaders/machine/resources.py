@@ -50,8 +50,7 @@ def usable_cores(root: Path = _ROOT) -> int:
     The cores that all ranks here share, divided by their number, and no more than this process's
     affinity mask holds.
     """
-    shared, ranks = machine_cores(root), ranks_here()
-    return shared if ranks == 1 else _share(shared, len(_affinity(0)), ranks)
+    return max(1, min(len(_affinity(0)), machine_cores(root) // ranks_here()))
 
 
 def machine_cores(root: Path = _ROOT) -> int:
@@ -69,11 +68,6 @@ def machine_cores(root: Path = _ROOT) -> int:
         cores = cores | _affinity(os.getppid())
     quota = cpu_quota(root)
     return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
-
-
-def _share(shared: int, own: int, ranks: int) -> int:
-    """Return one rank's cores, of ``shared`` ones, with ``own`` in its affinity mask."""
-    return max(1, min(own, shared // ranks))
 
 
 def _affinity(pid: int) -> set[int]:

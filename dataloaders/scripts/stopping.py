@@ -2,16 +2,14 @@
 
 StopScript          raised where the program's loop asks for its next batch
 stop_main()         raised in the main thread, even while it waits for a lock
-Watchdog            stops the main thread once the loop has asked for nothing for too long
 """
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 # Ignored by default, so one that arrives too late does nothing; few programs handle it.
@@ -73,42 +71,3 @@ def _raise(*_: object) -> None:
     if _running.is_set() and now > _ignored_until:
         _ignored_until = now + _TEARDOWN_S  # time for the program's teardown
         raise StopScript
-
-
-class Watchdog:
-    """Calls ``on_timeout`` in a thread when `reset` has not been called for ``patience_s`` seconds.
-
-    It waits ten times as long before the third `reset`, since first steps may compile.
-    """
-
-    def __init__(self, patience_s: float, on_timeout: Callable[[], None]) -> None:
-        self._patience_s = patience_s
-        self._on_timeout = on_timeout
-        self._resets = 0
-        self._last = 0.0
-        self._ended = threading.Event()
-
-    def start(self) -> None:
-        """Begin to watch."""
-        self._last = time.monotonic()
-        if self._patience_s < math.inf:
-            threading.Thread(target=self._run, name="dataloaders-watch", daemon=True).start()
-
-    def reset(self) -> None:
-        """Note that the loop asked for a batch, or got one."""
-        self._resets += 1
-        self._last = time.monotonic()
-
-    def end(self) -> None:
-        """Stop watching."""
-        self._ended.set()
-
-    def _run(self) -> None:
-        while True:
-            patience_s = self._patience_s * (1 if self._resets > 2 else 10)
-            left = self._last + patience_s - time.monotonic()
-            if left <= 0:
-                self._on_timeout()
-                return
-            if self._ended.wait(left):
-                return

@@ -15,7 +15,6 @@ another loader.
 from __future__ import annotations
 
 import functools
-import math
 import threading
 import time
 import weakref
@@ -28,7 +27,7 @@ import torch
 from dataloaders.batches.tree import Batch
 from dataloaders.scripts.loops import Loader, Original, passing, replaced_iter
 from dataloaders.scripts.optimizers import Optimizers
-from dataloaders.scripts.stopping import StopScript, Watchdog, stop_main
+from dataloaders.scripts.stopping import StopScript, stop_main
 from dataloaders.specification import batches_in
 
 SHORTEST = 4
@@ -78,7 +77,6 @@ class Takeover:
         may_take: asked before a loader is taken; False: another process measures.
         waited: called with another loader's description and the seconds of waiting for its batch.
         passed_over: called with a sentence while no optimizer has stepped in a loop yet.
-        patience_s: ends the program when the measured loop asks for nothing for so long.
     """
 
     def __init__(
@@ -89,21 +87,18 @@ class Takeover:
         may_take: Callable[[], bool] = lambda: True,
         waited: Callable[[str, float], None] = lambda name, seconds: None,
         passed_over: Callable[[str], None] = lambda sentence: None,
-        patience_s: float = math.inf,
     ) -> None:
         self.seen: list[Seen] = []  # every loader iterated so far, in order
         self.taken: Seen | None = None  # the one handed to measure
         self.steps = 0  # batches of the measurement that the loop was given
         self.beyond = 0  # most of them past the end of an epoch
         self.thread: threading.Thread | None = None  # of the measured loop
-        self.stalled = False  # whether the program was ended since its loop asked for nothing
         self.optimizers = Optimizers()
         self._measure = measure
         self._number = number
         self._may_take = may_take
         self._waited = waited
         self._passed_over = passed_over
-        self._watchdog = Watchdog(patience_s, self._stop_stalled)
         self._loaders: weakref.WeakKeyDictionary[Loader, Seen] = weakref.WeakKeyDictionary()
         self._stream: Iterable[Batch] = ()
         self._running: Iterator[Batch] = iter(())
@@ -117,7 +112,6 @@ class Takeover:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._watchdog.end()
         self._patches.__exit__(None, None, None)
         self.optimizers.__exit__()
 
@@ -187,7 +181,6 @@ class Takeover:
         self.taken = loop.seen
         loop.seen.why_not = None
         self._stream = self._measure(loop.loader, functools.partial(original, loop.loader))
-        self._watchdog.start()
 
     def next_measured(self, loop: Loop) -> Batch:
         """Return the measurement's next batch, to any of several loops over its loader.
@@ -199,15 +192,12 @@ class Takeover:
             self._measured = weakref.ref(loop)
             self._running = iter(self._stream)
         self.thread = threading.current_thread()
-        self._watchdog.reset()
         try:
             batch = next(self._running)
         except StopIteration:
             if self.thread is not threading.main_thread():
                 stop_main()
             raise StopScript("measured enough") from None
-        finally:
-            self._watchdog.reset()
         self.steps += 1
         if loop.seen.length is not None:
             self.beyond = max(self.beyond, loop.given + 1 - loop.seen.length)
@@ -237,10 +227,6 @@ class Takeover:
 
     def _measured_loop(self) -> Loop | None:
         return None if self._measured is None else self._measured()
-
-    def _stop_stalled(self) -> None:
-        self.stalled = True
-        stop_main()
 
     def _find(self, loader: Loader) -> Seen:
         if loader not in self._loaders:
