@@ -11,8 +11,6 @@ exponents of 0.7 to 1.5 from scene to scene.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,48 +39,37 @@ def make_photos(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, count: None,
 ) -> Path:
-    """Return ``folder`` with ``count`` JPEG files in class folders; make it unless it exists.
+    """Return ``folder`` with ``count`` JPEG files in class folders; make those that are missing.
 
-    It is made beside its place and renamed at the end: an interrupted call leaves nothing.
     ``progress(done, count)`` is called after each file. The same seed gives the same pictures.
     """
-    if folder.is_dir():
+    names = list(_HUES)
+    files = [folder / names[n % len(names)] / f"{n:04d}.jpg" for n in range(count)]
+    missing = [number for number, file in enumerate(files) if not file.exists()]
+    if not missing:
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=folder.name + ".", dir=folder.parent))
-    try:
-        _fill(unfinished, count, seed, progress)
-        try:
-            os.rename(unfinished, folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was quicker, with the same pictures
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
-
-
-def _fill(folder: Path, count: int, seed: int, progress: Callable[[int, int], None]) -> None:
     rng = np.random.default_rng(seed)
     textures = [_texture(rng) for _ in range(3)]
     noise = rng.standard_normal((_TEXTURE_SIDE, _TEXTURE_SIDE), dtype=np.float32)
-    names = list(_HUES)
     for name in names:
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True, exist_ok=True)
 
     def make(number: int) -> None:
-        name = names[number % len(names)]
-        image = _photo(np.random.default_rng((seed, number)), name, textures, noise)
-        image.save(folder / name / f"{number:04d}.jpg", quality=_QUALITY)
+        file = files[number]
+        image = _photo(np.random.default_rng((seed, number)), file.parent.name, textures, noise)
+        unfinished = file.with_suffix(f".{os.getpid()}")
+        image.save(unfinished, "JPEG", quality=_QUALITY)
+        os.replace(unfinished, file)
 
     # NumPy and Pillow give up the GIL in nearly all of this work: threads use every core.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         try:
-            for done, _ in enumerate(pool.map(make, range(count)), start=1):
+            for done, _ in enumerate(pool.map(make, missing), start=count - len(missing) + 1):
                 progress(done, count)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+    return folder
 
 
 def _texture(rng: np.random.Generator) -> Floats:
