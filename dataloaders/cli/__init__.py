@@ -217,10 +217,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     tune = add("tune", "which num_workers, prefetch_factor and pin_memory, or backend?", _TUNE)
     _add_measuring(tune)
-    which = tune.add_mutually_exclusive_group()
-    which.add_argument("--backend", metavar="NAME", help="tune for this one, as run uses it")
     ways = "try what may gain, backends too; keep the best"
-    which.add_argument("--backends", action="store_true", help=ways)
+    tune.add_argument("--backends", action="store_true", help=ways)
     with_cache = "with --backends: h5 is among the ways, with this cache; built if missing"
     tune.add_argument("--cache", metavar="F", help=with_cache)
     # With --backends it is a check.

@@ -12,7 +12,6 @@ from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
 
-from dataloaders import registry
 from dataloaders.batches.tree import Batch
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
@@ -35,9 +34,8 @@ from dataloaders.tuning.tuner import Tuner
 def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target``, tune its loader with its own loop as the step, print the trials.
 
-    A loader that names no backend is tuned for that of the options, else for that of the
-    environment. Returns 0 if a choice was made; 130 after Ctrl-C, when what was known by then is
-    printed; else as `check`.
+    A loader that names no backend is tuned for that of the environment. Returns 0 if a choice was
+    made; 130 after Ctrl-C, when what was known by then is printed; else as `check`.
     """
     if options.backends:
         from dataloaders.cli import check  # which needs psutil and rich
@@ -47,9 +45,6 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
         raise OptionError("--cache is for --backends, which tries that cache; give both")
     refuse_missing_folders(options.json)
     refuse_unfit(target, "tune")
-    if options.backend is not None:
-        registry.load(options.backend)
-        os.environ[BACKEND_VARIABLE] = options.backend
     line = ProgressLine(quiet=options.quiet)
     tunings: list[Tuning] = []  # as known before each trial; the last one counts
     running: list[Generator[Batch, None, Any]] = []
