@@ -212,11 +212,23 @@ def test_what_containers_carry_beside_their_items():
     assert (moved.data.device, moved.batch_sizes.device.type) == (META, "cpu")
 
 
+class Sealed:
+    """Moves itself, and has nothing that could be looked into."""
+
+    __slots__ = ()
+
+    def to(self, device):
+        return self
+
+
 def test_what_holds_no_tensors_is_the_same_object():
-    for value in (range(3), "text", b"bytes", bytearray(b"x"), memoryview(b"x"), None, object()):
+    closed = types.SimpleNamespace(tensor=torch.ones(1), shape=(1,))  # does not say how it moves
+    texts = ("text", b"bytes", bytearray(b"x"), memoryview(b"x"))
+    for value in (range(3), *texts, None, object(), closed, Sealed()):
         assert tree.map_tensors(value, zeroed) is value
         assert tree.to_device(value, META) is value
         assert list(tree.leaves(value)) == []
+        assert tree.describe(value) == type(value).__name__
 
 
 # Types that move themselves
@@ -256,6 +268,8 @@ def test_describe_in_words():
         (batch, "{image: float32 2x3, label: [int64 scalar, str]}"),
         (torch.zeros(2, device="meta"), "float32 2 meta"),
         (["a"] * 9, "list of 9 str"),
+        ((1,) * 8, "[" + ", ".join(["int"] * 8) + "]"),
+        ([torch.zeros(1)] * 9, "[" + ", ".join(["float32 1"] * 9) + "]"),
         (np.zeros((2, 3), np.uint8), "ndarray uint8 2x3"),
     ):
         assert tree.describe(value) == words
