@@ -91,7 +91,10 @@ class Transfer:
         batch, sent.batch = sent.batch, None  # the thread may still hold what it sent
         if self._remainder is not None:
             batch = self._remainder.received(batch)
-        return batch if self._to is None else to_device(batch, self._to)
+        on_cpu = self._to is not None and self._to.type == "cpu"
+        if self._to is None or (on_cpu and all(leaf.is_cpu for leaf in leaves(batch))):
+            return batch
+        return to_device(batch, self._to)
 
 
 class StreamTransfer(Transfer):
@@ -152,7 +155,8 @@ class StreamTransfer(Transfer):
             if leaf.device == self._device.device:
                 self._device.used_on(leaf, stream)
         if self._remainder is not None:
-            batch = to_device(self._remainder.received(batch), self._device.device)
+            whole = self._remainder.received(batch)
+            batch = batch if whole is batch else to_device(whole, self._device.device)
         if any(leaf.is_cpu and not _is_plain(leaf) for leaf in leaves(batch)):
             # Sparse and nested tensors and the like, whose use on a stream cannot be recorded.
             batch = map_tensors(batch, self._moved)
