@@ -6,7 +6,7 @@ dataset ──precompute──> train.h5 ──map──> rows ──┬──> 
                                                       its floats are still made a batch at once
 
 session.py   the cache in place of the dataset   batches.py    whole batches, proved to be torch's
-columns.py   numbers and tensors gathered        images.py     windows of images copied
+rows.py      the rows of a batch in the files    images.py     windows of images copied
 windows.py   crops and flips as windows          draws.py      torch's random numbers for a batch
 floats.py    bytes made floats                   threads.py    a batch shared among threads
 

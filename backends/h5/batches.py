@@ -1,9 +1,8 @@
-"""Make whole batches from a cache: gather columns, crop and flip images into the batch.
+"""Make whole batches from a cache: crop and flip images into the batch.
 
-    rows ──> numbers, tensors of one shape   one gather a column
-             raw images with a live tail     a window of each, copied from the mapped file into the
-                                             batch, then made floats if the tail does so
-             anything else                   default_collate of the column's leaves
+    rows ──> raw images with a live tail   a window of each, copied from the mapped file into the
+                                           batch, then made floats if the tail does so
+             anything else                 default_collate of the column's leaves
 
 The batch equals ``default_collate([cached[row] for row in rows])``. Before any batch is made this
 way, this is proved on rows of the same cache, with torchvision's own random numbers.
@@ -19,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from dataloaders.batches.collation import collates_as_torch
@@ -35,10 +33,10 @@ from dataloaders.seeding.seeded import seed_generators
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.read import Kind, read
 
-from .columns import Rows, Values, empty
 from .draws import Draws, FreeDraws
 from .floats import UpToBytes
 from .images import KINDS, Images
+from .rows import Rows
 from .threads import Threads
 from .windows import NotThisBatch, Obstacle
 
@@ -48,7 +46,6 @@ _Leaf: TypeAlias = Callable[[Rows], Any]
 """Makes the batch of one column."""
 
 _PROVED_ROWS = 4
-_GATHERED = ("int", "float", "bool", "tensor", "array", "scalar")
 
 
 class _Batches:
@@ -76,9 +73,11 @@ class _Batches:
             raise Obstacle("a leaf has two tails")
         self._most_threads, self._puts_off = threads, puts_off
         self._pool, self._threads = HostPool(), Threads(threads)
+        self._seed = self._count = 0
 
     def begin(self, seed: int) -> None:
         """Begin an epoch with this seed."""
+        self._seed, self._count = seed, 0
 
     def close(self) -> None:
         """End the threads."""
@@ -99,19 +98,11 @@ class _Batches:
 class Batches(_Batches, WholeBatches):
     """A collate_fn that makes batches of rows; raises `Obstacle` if that cannot be done."""
 
-    def __init__(
-        self, cached: CachedDataset, threads: int | None = None, puts_off: bool = False
-    ) -> None:
-        super().__init__(cached, threads, puts_off)
+    def __init__(self, cached: CachedDataset, *options: Any) -> None:
+        super().__init__(cached, *options)
         self._leaves = [
-            _leaf_of(column, self.tails.get(number), cached)
-            for number, column in enumerate(cached.readers)
+            _leaf_of(column, self.tails.get(number)) for number, column in enumerate(cached.readers)
         ]
-        self._seed = self._count = 0
-
-    def begin(self, seed: int) -> None:
-        """Begin an epoch with this seed."""
-        self._seed, self._count = seed, 0
 
     def __call__(self, rows: Any) -> Batch:
         """Return the batch of these rows, as in `WholeBatches`."""
@@ -154,21 +145,16 @@ class Batches(_Batches, WholeBatches):
         return self.of(rows, Draws(words))
 
 
-def _leaf_of(column: Column, tail: Any, cached: CachedDataset) -> _Leaf:
-    entry = column.entry
-    (kind, dimensions), *others = entry.variants
-    try:
-        if tail is not None:
-            if others or kind not in KINDS or dimensions != 3:
-                raise Obstacle(f"its tail works on {', '.join(kind for kind, _ in entry.variants)}")
+def _leaf_of(column: Column, tail: Any) -> _Leaf:
+    """Return what makes the batch of a column; or raise `Obstacle`."""
+    variants = column.entry.variants
+    if tail is not None:
+        try:
+            if len(variants) > 1 or variants[0][0] not in KINDS or variants[0][1] != 3:
+                raise Obstacle(f"its tail works on {', '.join(kind for kind, _ in variants)}")
             return Images(column, tail)
-    except Obstacle as error:
-        raise Obstacle(f"column {entry.name!r}: {error}") from error
-    # Only the parts of a cache know whether they are compressed; version 3 does not say it either.
-    may_be_compressed = cached.index.fingerprint.get("compress", "") is not None
-    is_plain = entry.fixed and not may_be_compressed and not entry.dtype.startswith(">")
-    if not others and is_plain and kind.partition(":")[0] in _GATHERED:
-        return Values(column)
+        except Obstacle as error:
+            raise Obstacle(f"column {column.entry.name!r}: {error}") from error
 
     def collated(rows: Rows) -> Any:
         leaves = column.leaves(rows.numbers.tolist())
@@ -205,10 +191,8 @@ class Leaves(Dataset[list[Any]]):
 class LeafBatches(_Batches):
     """A collate_fn of `Leaves`; raises `Obstacle` if no images become floats of bytes."""
 
-    def __init__(
-        self, cached: CachedDataset, threads: int | None = None, puts_off: bool = False
-    ) -> None:
-        super().__init__(cached, threads, puts_off)
+    def __init__(self, cached: CachedDataset, *options: Any) -> None:
+        super().__init__(cached, *options)
         if not collates_as_torch():
             raise Obstacle("default_collate has been changed")
         members = [member for tail in self.tails.values() for member in read(tail)]
@@ -228,16 +212,13 @@ class LeafBatches(_Batches):
             columns.append(
                 default_collate(leaves)
                 if end is None
-                else end.collate(leaves, self._empty, self._threads, self._puts_off)
+                else end.collate(leaves, self._pool, self._threads, self._puts_off)
             )
         return self.joined(columns)
 
     def seeded(self, rows: Sequence[int], words: Any) -> Batch:
         """Return the batch of these rows, with the random numbers that ``words`` seed."""
         return self(_seeded(Leaves(self), rows, words))
-
-    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return empty(self._pool, shape, dtype)
 
 
 _Any = TypeVar("_Any", Batches, LeafBatches)

@@ -6,26 +6,25 @@ leaf ──UpToBytes──> an image of bytes, for tails that draw what h5 does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from dataloaders.batches.memory import HostPool
 from dataloaders.recording.tail import Step, Trailing
 from dataloaders.replaying.pointwise import Pointwise
 from dataloaders.transforms.read import CONVERTERS, Member, Run, read, trailing
 
+from .rows import empty
 from .threads import Threads
 
-__all__ = ["MODES", "Empty", "UpToBytes", "float_steps"]
+__all__ = ["MODES", "UpToBytes", "float_steps"]
 
 MODES = ("L", "RGB", "RGBA", "CMYK", "YCbCr")
 """Modes of PIL images whose planes ToTensor and ToImage take as they are."""
-
-Empty = Callable[[Sequence[int], torch.dtype], torch.Tensor]
-"""Returns memory of this shape and dtype."""
 
 
 def float_steps(run: Sequence[Member]) -> tuple[Step, ...]:
@@ -73,7 +72,7 @@ class UpToBytes:
             return self._last(image)
         return torch.from_numpy(np.array(image)).view(*image.size[::-1], -1).permute(2, 0, 1)
 
-    def collate(self, images: list[Any], empty: Empty, threads: Threads, puts_off: bool) -> Any:
+    def collate(self, images: list[Any], pool: HostPool, threads: Threads, puts_off: bool) -> Any:
         """Return the batch of what calls returned; if ``puts_off``, of bytes as a `Trailing`."""
         are_bytes = [each.dtype is torch.uint8 for each in images]
         try:
@@ -86,7 +85,7 @@ class UpToBytes:
         pixels = default_collate(images)
         if puts_off:
             return Trailing(pixels, self._steps)
-        floats = empty(pixels.shape, pointwise.dtype)
+        floats = empty(pool, pixels.shape, pointwise.dtype)
         threads.split(
             len(floats),
             floats.nbytes,

@@ -23,8 +23,8 @@ from dataloaders.recording.tail import Trailing
 from dataloaders.replaying.pointwise import Pointwise
 from dataloaders.transforms.read import CONVERTERS, is_pointwise, read, trailing
 
-from .columns import Rows
 from .floats import MODES, float_steps
+from .rows import Rows, empty
 from .windows import NotThisBatch, Obstacle, Step, Windows, steps_of
 
 __all__ = ["KINDS", "Images", "obstacle_in"]
@@ -105,7 +105,7 @@ class Images:
             raise NotThisBatch from error
         if rows.puts_off:
             pointwise = Pointwise((), int(channels[0]))
-        out = rows.empty((len(images), *(int(each[0]) for each in shape)), pointwise.dtype)
+        out = empty(rows.pool, (len(images), *(int(each[0]) for each in shape)), pointwise.dtype)
         arrays = windows.top, windows.left, windows.upside_down, windows.mirrored
         moved = list(zip(images, *(each.tolist() for each in arrays), strict=True))
         rows.threads.split(

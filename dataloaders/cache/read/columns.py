@@ -8,7 +8,7 @@ are mapped.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -77,16 +77,6 @@ class ColumnReader:
             return None if values is None else value_of(kind, values, self.entry.most_pixels)
         except CacheError as error:
             raise self._located(row, error) from error
-
-    def leaves(self, rows: Sequence[int]) -> list[Any]:
-        """Return the leaves of these rows."""
-        if self._pieces is not None:
-            # In the file's order, so that a piece with several of the rows is decoded once.
-            leaves: list[Any] = [None] * len(rows)
-            for place in sorted(range(len(rows)), key=rows.__getitem__):
-                leaves[place] = self.leaf(rows[place])
-            return leaves
-        return [self.leaf(row) for row in rows]
 
     def stored(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
         """Return the kind of this row, and its values in their shape as a view of the file."""

@@ -1,7 +1,6 @@
 """The files of a cache, mapped, and its columns: each row is read from the file that holds it.
 
     row 17 ──bisect──> part 1, its row 7 ──ColumnReader──> leaf
-    rows   ──grouped by part──> some rows of each ──> leaves, in the order that was asked for
 
 A cache without parts is its own only part. Opening a cache looks at the size of every part, so one
 that is missing or cut short is an error at once. A part is mapped when its first row is read: a
@@ -15,7 +14,6 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -191,24 +189,12 @@ class Column:
 
     def leaves(self, rows: Sequence[int]) -> list[Any]:
         """Return the leaves of these rows, in this order."""
-        if self.files.count == 1:
-            return self.of(0).leaves(rows)
         leaves: list[Any] = [None] * len(rows)
-        parts, own = self.files.locate_all(np.asarray(rows, np.int64))
-        for part, places in groups(parts):
-            some = self.of(part).leaves(own[places].tolist())
-            for place, leaf in zip(places.tolist(), some, strict=True):
-                leaves[place] = leaf
+        parts, own = (each.tolist() for each in self.files.locate_all(np.asarray(rows, np.int64)))
+        # Read in the files' order, so that a compressed piece with several rows is decoded once.
+        for place in sorted(range(len(rows)), key=rows.__getitem__):
+            leaves[place] = self.of(parts[place]).leaf(own[place])
         return leaves
-
-
-def groups(numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
-    """Yield each number that occurs, and the places at which it does."""
-    order = np.argsort(numbers, kind="stable")
-    values, firsts = np.unique(numbers[order], return_index=True)
-    bounds = pairwise([*firsts.tolist(), len(order)])
-    for value, (first, end) in zip(values.tolist(), bounds, strict=True):
-        yield value, order[first:end]  # np.split takes ten times as long
 
 
 def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
