@@ -250,18 +250,21 @@ def _is_proved(cached: CachedDataset, make: Callable[[Sequence[int], Any], Batch
     proved = False
     for seed, rows in enumerate([*([row] for row in spread), spread]):
         seeding = words(seed, 0, np.arange(len(rows)))
-        torchs = made = None
-        try:
-            torchs = default_collate(_seeded(cached, rows, seeding))
-            made = make(rows, seeding)
-        except Exception:  # default_collate raises it again
-            pass
-        if torchs is None and made is None:
+        torchs = _or_none(lambda: default_collate(_seeded(cached, rows, seeding)))  # noqa: B023
+        made = _or_none(lambda: make(rows, seeding))  # noqa: B023
+        if torchs is None and made is None:  # torch's error will be raised for such rows
             continue
-        if made is None or not equal(made, torchs, strides=False):
+        if torchs is None or made is None or not equal(made, torchs, strides=False):
             return False
         proved = True
     return proved
+
+
+def _or_none(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception:
+        return None
 
 
 def _seeded(dataset: Any, rows: Sequence[int], words: Any) -> list[Any]:

@@ -53,27 +53,25 @@ def info(path: str) -> int:
 
 
 def _columns_table(cached: CachedDataset) -> str:
-    headings = ["column", "kind", "values", "shape of a row", "in the file", "compressed"]
-    # Only its parts say what compressed columns of a cache take: all of them are opened then.
+    headings = ["column", "kind", "values", "shape of a row", "size", "compressed"]
+    # Only its parts say whether columns of a cache are compressed: the first one is opened then.
     may_be_compressed = cached.index.fingerprint.get("compress", "") is not None
     rows = []
     for reader in cached.readers:
         column = reader.entry
-        values = column.values.size * np.dtype(column.dtype).itemsize
-        found = reader.compressed() if may_be_compressed else None
-        codec, size = found or ("", values)
-        how = f"{codec}, to 1/{values / max(1, size):.1f}" if codec else ""
-        for name, dtype, extent in column.parts():
-            size += np.dtype(dtype).itemsize * extent.size * (name != "values")
-        cells = [
-            printable(column.name, 200),
-            ", ".join(dict.fromkeys(kind for kind, _ in column.variants)),
-            np.dtype(column.dtype).name,
-            "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one",
-            size_of(size),
-            how,
-        ]
-        rows.append(cells)
+        packing = reader.of(0).entry.packing if may_be_compressed else None
+        shape = " x ".join(map(str, column.shape or ())) or "one"
+        sizes = (np.dtype(dtype).itemsize * size for _, dtype, (_, size) in column.sized())
+        rows.append(
+            [
+                printable(column.name, 200),
+                ", ".join(dict.fromkeys(kind for kind, _ in column.variants)),
+                np.dtype(column.dtype).name,
+                "it varies" if column.shape is None else shape,
+                size_of(sum(sizes)),
+                packing.codec if packing else "",
+            ]
+        )
     if not any(cells[-1] for cells in rows):
         headings, rows = headings[:-1], [cells[:-1] for cells in rows]
-    return table(headings, rows, right=("in the file",))
+    return table(headings, rows, right=("size",))

@@ -64,12 +64,6 @@ class ColumnReader:
             )
         return self._mapped
 
-    def stored_bytes(self) -> int:
-        """Return the bytes that the values take in the file."""
-        if self._pieces is not None:
-            return self._pieces.stored_bytes()
-        return self.entry.values.size * np.dtype(self.entry.dtype).itemsize
-
     def leaf(self, row: int) -> Any:
         """Return the leaf of this row, in memory of its own."""
         try:
@@ -173,11 +167,6 @@ class Pieces:
         self._keeps = shared and self._bytes <= LARGEST_PIECE
         # Replaced as a whole, so threads that do this at once only lose a piece.
         self._kept: tuple[tuple[int, npt.NDArray[Any]], ...] = ()
-
-    def stored_bytes(self) -> int:
-        """Return the bytes of all pieces in the file."""
-        lengths = np.minimum(self._table[:, 1], self._bytes)  # the table may have any number
-        return int(lengths.sum(dtype=np.float64))
 
     def stretch(self, first: int, last: int) -> npt.NDArray[np.uint8]:
         """Return the bytes of the file from the first to the last piece with these values."""

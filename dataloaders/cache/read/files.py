@@ -172,15 +172,6 @@ class Column:
         """Return the column in this part."""
         return self.files.readers(part)[self._number]
 
-    def compressed(self) -> tuple[str, int] | None:
-        """Return the codec, and the bytes of the values in all files; None: not compressed.
-
-        Maps every part.
-        """
-        readers = [self.of(part) for part in range(self.files.count)]
-        codecs = [each.entry.packing.codec for each in readers if each.entry.packing is not None]
-        return (codecs[0], sum(each.stored_bytes() for each in readers)) if codecs else None
-
     def file(self, row: int) -> bytes | None:
         """Return the bytes of this row's encoded image, as of a file; None: it is none."""
         part, own = self.files.locate(row)
