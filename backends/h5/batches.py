@@ -221,15 +221,15 @@ class LeafBatches(_Batches):
         return self(_seeded(Leaves(self), rows, words))
 
 
-_Any = TypeVar("_Any", Batches, LeafBatches)
+_Kind = TypeVar("_Kind", Batches, LeafBatches)
 
 
 def proved(
-    kind: type[_Any], cached: CachedDataset, threads: int | None = None, puts_off: bool = False
-) -> _Any | str:
-    """Return what makes batches of ``cached`` in this way; or say in a few words why it does not.
+    kind: type[_Kind], cached: CachedDataset, threads: int | None = None, puts_off: bool = False
+) -> _Kind | str:
+    """Return a ``kind`` whose batches of ``cached`` equal torch's; or say why there is none.
 
-    It is compared with torch first.
+    Batches of a few rows are compared with those of `default_collate` first.
     """
     try:
         batches = kind(cached, threads, puts_off)
@@ -250,11 +250,11 @@ def _is_proved(cached: CachedDataset, make: Callable[[Sequence[int], Any], Batch
     proved = False
     for seed, rows in enumerate([*([row] for row in spread), spread]):
         seeding = words(seed, 0, np.arange(len(rows)))
-        torchs = _or_none(lambda: default_collate(_seeded(cached, rows, seeding)))  # noqa: B023
+        wanted = _or_none(lambda: default_collate(_seeded(cached, rows, seeding)))  # noqa: B023
         made = _or_none(lambda: make(rows, seeding))  # noqa: B023
-        if torchs is None and made is None:  # torch's error will be raised for such rows
+        if wanted is None and made is None:  # torch's error will be raised for such rows
             continue
-        if torchs is None or made is None or not equal(made, torchs, strides=False):
+        if wanted is None or made is None or not equal(made, wanted, strides=False):
             return False
         proved = True
     return proved

@@ -1,4 +1,4 @@
-"""A chain of transforms as a flat list of members.
+"""Read a chain of transforms as a flat list of members.
 
     Compose([Resize, Compose([RandomCrop, ToTensor]), my_function])
         ──> Resize         transforms[0]                deterministic
@@ -60,7 +60,7 @@ class Run:
         self.transforms = tuple(transforms)
 
     def __call__(self, value: Any) -> Any:
-        """What they make of ``value``."""
+        """Return what the transforms make of ``value``."""
         for transform in self.transforms:
             value = transform(value)
         return value
@@ -70,12 +70,12 @@ class Run:
 
 
 def is_chain(value: Any) -> bool:
-    """Whether `read` knows something of ``value``: a Compose, Sequential, Run or torchvision's."""
+    """Return whether ``value`` is a Compose, Sequential or Run, or a transform of torchvision."""
     return _members_of(value) is not None or kind_of(value) is not Kind.OPAQUE
 
 
 def read(transform: Any, where: str = "transform") -> tuple[Member, ...]:
-    """The members of ``transform`` in the order in which they run; ``where`` names it.
+    """Return the members of ``transform`` in the order in which they run; ``where`` names it.
 
     A Compose, ``nn.Sequential`` or `Run` is flattened, however deep; anything else is one member.
     """
@@ -113,7 +113,7 @@ def trailing(members: Sequence[Member]) -> tuple[Member, ...]:
 
 
 def is_pointwise(member: Member) -> bool:
-    """Whether it changes the type of a sample, or each value by itself."""
+    """Return whether ``member`` changes the type of a sample, or each value by itself."""
     return member.torchvision in (*CONVERTERS, "Normalize") or _makes_floats(member)
 
 
