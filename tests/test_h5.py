@@ -185,9 +185,10 @@ def test_crops_and_flips_are_proved_and_not_made_sample_by_sample(caches, number
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("end", ["bytes", "normal"])
+@pytest.mark.parametrize("crop", [v2.RandomCrop, v2.RandomResizedCrop])
 @pytest.mark.covering
-def test_workers_threads_and_epochs(caches, end, num_workers):
-    dataset = Images(v2.RandomCrop(16), v2.RandomHorizontalFlip(), *ENDS[end](v2))
+def test_workers_threads_and_epochs(caches, crop, end, num_workers):
+    dataset = Images(crop(16), v2.RandomHorizontalFlip(), *ENDS[end](v2))
     options = {"sampler": [3, 3, 0, 11, 5, 3, 7], "seed": 4, "num_workers": num_workers}
     h5 = H5(caches(dataset, "raw"))
     loaders = [
