@@ -1,7 +1,7 @@
 """What a workload's real / synthetic is in the long run.
 
 measured(workload)     long plain training loops and long loops over held batches, in turns
-calibrated(workload)   what torch itself costs per batch here, for the computed truth
+computed(workload)     from its known times, and what torch itself is seen to cost a batch here
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +23,13 @@ from bench.workloads import Workload
 from dataloaders.batches.tree import map_tensors
 from dataloaders.measuring.clocks import Clock, HostClock
 from dataloaders.measuring.feed import Feed
+from dataloaders.measuring.intervals import mean_of
 
-__all__ = ["Truth", "calibrated", "clock_of_step", "measured"]
+__all__ = ["Truth", "calibrated", "clock_of_step", "computed", "measured"]
 
+_SHORT = 100  # batches of an epoch
 _HELD = 62
 """Batches kept for the synthetic loops: two turns of the longest pattern of batch lengths."""
-
-_T95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 @dataclass(frozen=True)
@@ -52,35 +52,52 @@ class Truth:
 def measured(workload: Workload, seconds: float, seed: int = 0, rounds: int = 5) -> Truth:
     """The truth by brute force: ``rounds`` real chunks between ``rounds + 1`` synthetic ones.
 
-    A real chunk is a plain training loop: of whole epochs where an epoch is short enough, so
-    that starting one counts, else of one epoch that goes on. The latter starts to count with
-    queues that were emptied and then stepped on for a while: a queue filled meanwhile takes
-    in_flight / gap steps to empty, which would hide a small gap for a hundred of them. A
-    synthetic chunk steps on held batches, the workers idle. Two thirds of ``seconds`` go to the
-    real chunks.
+    A real chunk is a plain training loop: of whole epochs where they are short, so that starting
+    one counts, else of an epoch that goes on. The latter starts to count with queues that were
+    emptied and then stepped on for a while: a queue filled meanwhile takes in_flight / gap steps
+    to empty, which would hide a small gap for a hundred of them. A synthetic chunk steps on held
+    batches, the workers idle. Two thirds of ``seconds`` go to the real chunks.
     """
     loader, step = workload.make(seed)
-    _train(loader, step, workload.warm_s)
+    feed, clock = Feed(loader), clock_of_step(step)
+    until = time.perf_counter() + workload.warm_s
+    while time.perf_counter() < until:
+        step(feed.next())
     held = _hold(loader, _HELD)
-    chunk_s = seconds / rounds
-    chunks = _Chunks(loader, step, workload.period, whole_epochs=_is_short(loader, step, chunk_s))
+    short = feed.length is not None and feed.length <= _SHORT
+    turn = math.lcm(workload.period, feed.length if short and feed.length else 1)
     replay = itertools.cycle(held)
-    synthetic = []
-    real = []
-    for turn in range(rounds + 1):
+    synthetic, real = [], []
+    for number in range(rounds + 1):
         time.sleep(workload.settle_s)  # the workers fill their queues and fall idle
-        synthetic.append(_replay(replay, step, chunk_s / 3, len(held)))
-        if turn < rounds:
-            real.append(chunks.chunk(chunk_s * 2 / 3))
-    chunks.close()
+        for _ in range(2):
+            step(next(replay))
+        take = replay.__next__
+        synthetic.append(_timed(take, step, clock, seconds / rounds / 3, len(held)))
+        if number == rounds:
+            break
+        if short:
+            feed.close()
+        else:
+            for _ in range(2 * feed.in_flight):
+                feed.next()
+            for _ in range(4 * feed.in_flight):
+                step(feed.next())
+        real.append(_timed(feed.next, step, clock, seconds / rounds * 2 / 3, turn))
+    feed.close()
     ratios = [
-        seconds_real / ((before + after) / 2)
-        for seconds_real, before, after in zip(real, synthetic, synthetic[1:], strict=False)
+        took / ((before + after) / 2)
+        for took, before, after in zip(real, synthetic, synthetic[1:], strict=False)
     ]
-    value = statistics.fmean(ratios)
-    spread = statistics.stdev(ratios) if len(ratios) > 1 else math.inf
-    half = _T95.get(len(ratios) - 1, 2.262) * spread / math.sqrt(len(ratios))
-    return Truth(value - half, value, value + half, tuple(real), tuple(synthetic))
+    found = mean_of(ratios)
+    return Truth(found.low, found.estimate, found.high, tuple(real), tuple(synthetic))
+
+
+def computed(workload: Workload, seconds: float) -> Truth:
+    """The ratio of known times and of what torch itself is seen to cost a batch here."""
+    assert workload.computed is not None
+    value = workload.computed(0, calibrated(workload, min(3.0, seconds)))
+    return Truth(value, value, value)
 
 
 def calibrated(workload: Workload, seconds: float = 4.0, seed: int = 0) -> Overhead:
@@ -101,81 +118,10 @@ def calibrated(workload: Workload, seconds: float = 4.0, seed: int = 0) -> Overh
     return Overhead(take=take_s, make=max(0.0, loop_s * loader.num_workers - load_s))
 
 
-class _Chunks:
-    """Real chunks from one loader that stays open between them."""
-
-    def __init__(
-        self,
-        loader: Any,
-        step: Callable[[Any], None],
-        period: int,
-        *,
-        whole_epochs: bool,
-    ) -> None:
-        self._loader = loader
-        self._step = step
-        self._clock = clock_of_step(step)
-        self._period = period
-        self._whole_epochs = whole_epochs
-        self._feed = Feed(loader)
-
-    def chunk(self, seconds: float) -> float:
-        """Seconds per batch of a plain loop of about this long, or of one epoch if longer."""
-        step, feed = self._step, self._feed
-        if not self._whole_epochs:
-            in_flight = self._loader.num_workers * (self._loader.prefetch_factor or 0)
-            for _ in range(2 * in_flight):
-                feed.next()
-            for _ in range(4 * in_flight + 1):
-                step(feed.next())
-        start, first = time.perf_counter(), self._clock.mark()
-        count = 0
-        while time.perf_counter() - start < seconds or count == 0:
-            if self._whole_epochs:
-                for batch in self._loader:
-                    step(batch)
-                    count += 1
-            else:
-                for _ in range(self._period):
-                    step(feed.next())
-                count += self._period
-        last = self._clock.mark()
-        self._clock.wait()
-        return self._clock.seconds(first, last) / count
-
-    def close(self) -> None:
-        self._feed.close()
-
-
 def clock_of_step(step: Any) -> Clock:
     """The device's clock of a step that has one, else the host's."""
     clock: Clock = getattr(step, "clock", None) or HostClock()
     return clock
-
-
-def _train(loader: DataLoader[Any], step: Callable[[Any], None], seconds: float) -> None:
-    """Whole epochs of training until ``seconds`` have passed, the last one cut there."""
-    deadline = time.perf_counter() + seconds
-    while time.perf_counter() < deadline:
-        for batch in loader:
-            step(batch)
-            if time.perf_counter() > deadline:
-                break
-
-
-def _is_short(loader: DataLoader[Any], step: Callable[[Any], None], chunk_s: float) -> bool:
-    """Whether at least two whole epochs fit into a real chunk."""
-    try:
-        batches = len(loader)
-    except TypeError:
-        return False
-    if batches > 10_000:
-        return False
-    probe = min(batches, 20)
-    start = time.perf_counter()
-    for batch in itertools.islice(loader, probe):
-        step(batch)
-    return (time.perf_counter() - start) / probe * batches * 3 < chunk_s
 
 
 def _probe(
@@ -215,17 +161,13 @@ def _hold(loader: DataLoader[Any], most: int) -> list[Any]:
     return [map_tensors(batch, torch.clone) for batch in batches]
 
 
-def _replay(
-    batches: Iterator[Any], step: Callable[[Any], None], seconds: float, turn: int
+def _timed(
+    take: Callable[[], Any], step: Callable[[Any], None], clock: Clock, seconds: float, turn: int
 ) -> float:
-    """Seconds per batch of a loop over ``batches``, whole turns of ``turn`` if they fit."""
-    clock = clock_of_step(step)
-    for _ in range(2):
-        step(next(batches))
-    start, first = time.perf_counter(), clock.mark()
-    count = 0
-    while time.perf_counter() - start < seconds or count % turn:
-        step(next(batches))
+    """Seconds per batch of a loop, whole turns of ``turn`` batches if they fit."""
+    start, first, count = time.perf_counter(), clock.mark(), 0
+    while time.perf_counter() - start < seconds or count % turn or not count:
+        step(take())
         count += 1
         if count % turn and time.perf_counter() - start > 2 * seconds:
             break

@@ -85,7 +85,7 @@ class TestPlan:
         for step_s in (0.001, 0.03, 0.5):
             steady = Numbers(30, step_s, step_s)
             assert planned("synthetic", steady, asynchronous=True).warm_up * step_s >= 0.2
-            assert planned("synthetic", steady).warm_up == 2
+            assert planned("synthetic", steady).warm_up == (2 if step_s < 0.25 else 0)
         numbers = Numbers(30, 0.02, 0.02, ready=3)
         assert planned("real", numbers, workers=4, in_flight=8).warm_up >= 16
         slow = numbers._replace(step_s=1.0, real_s=1.0)
@@ -110,14 +110,6 @@ class TestPlan:
         for other in (numbers._replace(interrupted=1), Numbers(30, 0.2, 0.2)):
             assert planned("real", other, **options).segment == 1
         assert planned("real", numbers, workers=2, in_flight=16, length=5).warm_up in (10, 11, 12)
-
-    def test_blocks_last_a_third_of_a_second_half_more_or_less(self):
-        """A ninetieth of a budget of 30 s, so that many rounds fit in."""
-        schedule = Schedule(30)
-        counts = [schedule.plan("synthetic", Numbers(30, 0.001, 0.001)).batches for _ in range(200)]
-        assert 0.001 * min(counts) >= 1 / 6
-        assert 0.001 * max(counts) <= 0.51
-        assert abs(0.001 * sum(counts) / 200 - 1 / 3) < 0.03
 
     def test_marks_are_two_milliseconds_apart_or_four_in_a_block(self):
         numbers = Numbers(30, 1e-5, 1e-5)
