@@ -306,6 +306,10 @@ class Check:
         self._rounds.append(self._round)
         self._round = {}
         self._round_s.append(self._seconds() - self._round_began_s)
+        if len(self._rounds) >= 3:
+            spreads = self._spread("synthetic"), self._spread("real")
+            longer = self._schedule.adapt(len(arms), *spreads)
+            self._round_s.extend([seconds * longer for seconds in self._round_s])
 
     def _block(self, arm: Arm) -> Generator[Batch, None, BlockTimes | None]:
         """Yield one block of ``arm``; return None if it has to be run again.
@@ -319,6 +323,11 @@ class Check:
         if ran is None and not again:
             return BlockTimes(math.nan, 1)  # this rank goes on with the others, without a figure
         return None if again else ran
+
+    def _spread(self, arm: str) -> float:
+        """Return how much an arm's recent blocks differ: standard deviation / mean."""
+        took = [one[arm].per_batch for one in self._rounds[-6:] if one[arm].seconds > 0]
+        return statistics.stdev(took) / statistics.fmean(took) if len(took) > 1 else 0.0
 
     def _late(self) -> bool:
         return self._schedule.over(len(self._rounds), self._seconds(), self._verdict_stands)

@@ -23,6 +23,7 @@ WARM_UP_STEPS = 2  # a consumer that fetches one batch ahead (Lightning, Acceler
 _FEWEST_STEPS = 4
 _MOST_STEPS = 20_000
 _MOST_TIMES_LONGER = 4  # than the last block of its arm
+_SPREAD_OF_A_STEADY_STEP = 0.03
 _SLOW_STEP_S = 0.25  # from here on every step is an observation of its own
 _FEW_STEPS = 20  # in the budget
 _SLOW_BATCH_S = 0.1  # from here on a queue that was brought to its level needs few steps more
@@ -85,6 +86,8 @@ class Schedule:
         self.length = length  # batches of an epoch, or None
         self._agree, self.alone = agree, agree is None
         self._block_s = min(0.5, max(0.1, budget_s / 90))
+        self._longest_s = max(self._block_s, budget_s / 12)
+        self._real_share = 1.0
         self.interrupted = False  # whether the loop ever did something else than step
         self._slow = False
         self._least_s = 0.0  # that a block of slow steps takes
@@ -119,7 +122,7 @@ class Schedule:
         batch_s = max(1e-7, n.real_s if real else n.step_s)
         self._slow = n.step_s > _SLOW_STEP_S
         self._least_s = 2 * max(n.real_s, n.step_s)
-        batches = self._batches(real, batch_s, n)
+        batches = self._batches(real, batch_s / (self._real_share if real else 1.0), n)
         most = _MOST_TIMES_LONGER * self._last.get(arm, batches)
         whole = math.floor if batches >= most else math.ceil
         batches = min(batches, most)
@@ -166,6 +169,22 @@ class Schedule:
         if self._agree is None:
             return spent_s > most_s
         return segment & (segment - 1) == 0 and self._agree([spent_s])[0] > most_s
+
+    def adapt(self, arms: int, spread: float, real_spread: float) -> float:
+        """Choose how long blocks are, from the spread of recent ones (standard deviation / mean).
+
+        A step that repeats itself every so many batches needs blocks that hold whole repetitions;
+        so do loaders with rare bursts, in real blocks alone: time is best given to each arm in
+        proportion to its spread (Neyman 1934). Returns how many times longer a round will be.
+        """
+        spread, real_spread = self.agree(spread, real_spread)
+        others = arms - 1
+        before = self._block_s * (others + self._real_share)
+        if spread > _SPREAD_OF_A_STEADY_STEP:
+            self._block_s = max(self._block_s, min(self._longest_s / 3, 2 * self._block_s))
+        wanted = self._real_share * real_spread / max(spread, _SPREAD_OF_A_STEADY_STEP)
+        self._real_share = max(1.0, min(wanted, self._longest_s / self._block_s))
+        return self._block_s * (others + self._real_share) / before
 
     def enough(
         self, rounds: int, spent_s: float, round_s: float, known: Callable[[], Sequence[bool]]
