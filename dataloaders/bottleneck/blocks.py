@@ -56,6 +56,7 @@ class Blocks(Loop):
         self.interrupted = False  # whether the loop did something else since its last batch
         self.held_up = getattr(host, "held_up", HostTime().held_up)
         self._lag_s = 0.0  # of the device's work, left when the last real block ended
+        self._warm_up: list[float] = []  # seconds of unmeasured steps of the running block
         self._shapes: set[tuple[torch.Size, ...]] = set()
 
     @property
@@ -68,9 +69,13 @@ class Blocks(Loop):
         if self.pool.varied:
             self._is_new_shape(batch)
         self.log.given += 1
-        given = self._now()
+        given, elsewhere = self._now(), self.log.elsewhere_s
         yield batch
-        return self._interruption(self._now() - given)
+        step_s = self._now() - given
+        interrupted = self._interruption(step_s)
+        if not interrupted:
+            self._warm_up.append(step_s - (self.log.elsewhere_s - elsewhere))
+        return interrupted
 
     def run(self, arm: Arm, left_s: float) -> Block:
         """Yield the batches of one block of ``arm``."""
@@ -78,6 +83,7 @@ class Blocks(Loop):
         self.rhythm.update()
         plan = self.schedule.plan(arm.name, self._numbers(left_s))
         self.cycle = plan.cycle
+        self._warm_up.clear()
         began, (warm_up, batches) = self._now(), (plan.warm_up, plan.batches)
         if plan.writes and arm.name != "real":  # each batch is written into once, then restored
             warm_up = min(warm_up, len(self.pool) // 2)
@@ -220,8 +226,10 @@ class Blocks(Loop):
             kept = [one._replace(elsewhere=0.0) for one in kept]
         if not kept:
             return None
+        alike = plan.cycle == 1 and not (self.asynchronous or self.writes or varied)
+        warm_up = tuple(self._warm_up[1:]) if alike else ()  # the first follows another arm
         busy_share = statistics.fmean(busy) if busy else 1.0
-        return block_of([*lead, *kept], held=held, busy=busy_share)
+        return block_of([*lead, *kept], warm_up=warm_up, held=held, busy=busy_share)
 
     def _interruption(self, step_s: float) -> bool:
         """Note a step that took ``step_s``; return whether the loop did something else in it."""

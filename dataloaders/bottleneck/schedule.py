@@ -134,15 +134,14 @@ class Schedule:
         segment = period * max(1, 1 if n.varied else per_mark)  # of one shape each
         warm_up = self._warm_up_queue(n) if real else self._warm_up_device(n)
         if batch_s > _SLOW_STEP_S:
-            if not (real or self.asynchronous):
-                warm_up = 0  # what the last arm left in caches is nothing beside such a step
             # Few rounds fit in: a block measures about as many steps as its warm-up has.
             fit = int(self.budget_s / 2 / batch_s) - warm_up  # so that each arm has its steps
             wanted = max(batches, 2 * min(self.workers, 4) + WARM_UP_STEPS)
             batches = max(_FEWEST_STEPS, min(wanted, fit))
             room = int(n.left_s / batch_s)
             if warm_up + batches > room:
-                warm_up = min(warm_up, max(1, room - 2))
+                least = 1 if real or self.asynchronous else 0
+                warm_up = min(warm_up, max(least, room - 2))
                 batches = max(1, room - warm_up)
                 if real and n.real_s > 1.05 * n.step_s:  # whole turns of the workers, as ever
                     batches += -batches % max(1, self.workers)

@@ -66,6 +66,7 @@ class BlockTimes:
     seconds: float
     steps: int
     segments: tuple[Segment, ...] = ()  # where the block was marked
+    warm_up: tuple[float, ...] = ()  # seconds of steps before the first mark, without their waits
     held: float = 0.0  # seconds for which other processes kept the step from running, at most
     busy: float = 1.0  # the share of the loader's workers that were at work
 

@@ -82,7 +82,7 @@ def corrected(
                     seconds = max(seconds - each.waited, min(seconds, step_s * each.steps))
                 segments.append(each._replace(seconds=seconds, waited=waited))
             if segments:
-                arms[arm] = block_of(segments)
+                arms[arm] = block_of(segments, warm_up=took.warm_up)
             elif not took.segments:
                 arms[arm] = took
         corrected.append(arms)
@@ -110,7 +110,7 @@ def _with_contended(one: Round) -> Round:
     if "real" not in one or not one["real"].segments:
         return one
     own = [each._replace(seconds=each.seconds - each.waited) for each in one["real"].segments]
-    return {**one, "contended": block_of(own)}
+    return {**one, "contended": block_of(own, warm_up=one["real"].warm_up)}
 
 
 def _pays_for_new_shapes(rounds: Sequence[Round], asynchronous: bool) -> bool:

@@ -39,6 +39,7 @@ _FEWEST_ROUNDS = 4  # two or three blocks agree by chance too often
 _MOST_UNITS = 200
 _TRIMMED = 0.1
 _TRIMMED_OF_A_BLOCK = 0.25
+_SLOW_FROM_S = 0.05
 _ALONE_FROM_S = 0.005  # below, what loading does to caches is a part of the step worth measuring
 
 
@@ -99,6 +100,11 @@ def estimate_of(
         count = max(2, min(map(len, units.values())) // 2)
         estimate = _by_difference("steps", units, starts, length, count)
         return _with_waits_elsewhere(estimate, segments["synthetic"])
+    # Where steps are slow there are few: those of the warm-up say as well how long a step takes.
+    if per_step(segments["synthetic"]) > _SLOW_FROM_S:
+        for arm in segments.keys() & {"synthetic", "contended"}:
+            warm_up = [seconds for one in everything if arm in one for seconds in one[arm].warm_up]
+            segments[arm] += [Segment(seconds, 1) for seconds in warm_up]
     return _by_waits(segments, rounds, starts, length, parallel=parallel, turn=turn)
 
 
@@ -290,7 +296,7 @@ def _effective(values: Array) -> int:
 
 
 def _steps_of(block: BlockTimes) -> Array:
-    return np.array([one.seconds / one.steps for one in block.segments])
+    return np.array([one.seconds / one.steps for one in block.segments] + list(block.warm_up))
 
 
 def _trimmed(values: Array, share: float = _TRIMMED) -> Array:
