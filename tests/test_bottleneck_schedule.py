@@ -117,6 +117,13 @@ class TestPlan:
         laps = [planned("synthetic", one).segment for one in (*given, Numbers(30, 5e-3, 5e-3))]
         assert laps == [200, 256, 1, 1]
 
+    def test_time_goes_to_arms_by_their_spread(self):
+        steady, bursts, uneven = Schedule(30), Schedule(30), Schedule(30)
+        assert steady.adapt(3, 0.01, 0.01) == 1
+        assert bursts.adapt(3, 0.03, 0.12) == pytest.approx((2 + 4) / 3)  # real blocks alone
+        assert uneven.adapt(3, 0.12, 0.12) == pytest.approx(2)  # all of them
+        assert uneven.adapt(3, 0.12, 0.12) == pytest.approx(30 / 12 / 3 / (2 / 3))  # at most
+
     def test_the_deadline_is_looked_at_after_each_lap_alone_and_rarely_together(self):
         assert Schedule(30).late(3, 2.0, most_s=1.0)
         assert not Schedule(30).late(3, 0.5, most_s=1.0)
