@@ -346,11 +346,6 @@ def test_samples_that_are_built_differently_are_named(rows, path):
         build(Made(lambda i: {"a": i, "b": 1} if i == 22 else {"a": i}, SIZE), path, rows=rows)
 
 
-class Unshowable(Exception):
-    def __str__(self):
-        raise RuntimeError("no text")
-
-
 def raises(error, at=20):
     def sample(index):
         if index == at:
@@ -369,11 +364,6 @@ def test_what_ends_loops_and_programs_ends_a_build_with_its_sample(error, at, nu
         build(raises(error, at), path, num_workers=num_workers, rows=4)
     assert any(f"raised by sample {at} of Made" in note for note in raised.value.__notes__)
     assert not path.exists()
-
-
-def test_an_error_whose_text_cannot_be_shown(path):
-    cached = build(raises(Unshowable), path, num_workers=1, on_error="skip")
-    assert cached.failed == [(20, "Unshowable: (its text cannot be shown)")]
 
 
 def test_a_worker_that_dies_is_told_with_what_to_do(path):

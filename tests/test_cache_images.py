@@ -162,17 +162,6 @@ def test_modes_and_what_a_format_keeps_of_them():
     assert bits(decode(encode(image, "webp"))) == bits(image)  # the colours below it, too
 
 
-@pytest.mark.parametrize("mode", KEPT["jpeg"])
-def test_jpeg_is_near_and_smaller(mode):
-    image = smooth(1, 200, 300).convert(mode)
-    made = [encode(image, Encoded("jpeg", quality=quality)) for quality in (95, 60)]
-    backs = list(map(decode, made))
-    assert {(back.mode, back.size) for back in backs} == {(mode, image.size)}
-    one, other = (np.abs(np.asarray(b).astype(int) - np.asarray(image)).mean() for b in backs)
-    assert 0 < one < other < 8
-    assert len(made[1].values) < len(made[0].values) < split(image)[1][0].values.nbytes / 4
-
-
 @pytest.mark.parametrize("name", KEPT)
 def test_images_that_are_empty_or_too_large_and_what_else_is_in_them(name, monkeypatch):
     with pytest.raises(CacheError, match="it is empty"):
@@ -326,18 +315,6 @@ def test_batches_of_masks_are_those_of_stock(path, workers, workers_end_fast):
 # Columns of files
 
 
-def test_files_of_one_length_and_of_one_length_only_where_one_looked(path, tmp_path):
-    cached = make(Made(lambda index: smooth(1), SIZE), path, "jpeg")
-    assert cached.columns[0].fixed
-    assert {bits(image) for image in (cached[3], *cached[2:5])} == {bits(cached[0])}
-    assert cached.readers[0].file(5) == cached.column("sample")[0].tobytes()
-    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-    dataset = Made(lambda index: Image.fromarray(noise[: 31 if index == 5 else 40]), 31)
-    cached = make(dataset, tmp_path / "b.h5", "png", rows=4)  # even ones are looked at
-    assert not cached.columns[0].fixed
-    assert_all_equal(cached, dataset)
-
-
 def test_files_are_small_said_to_be_so_and_not_compressed_again(path, tmp_path):
     large = Made(lambda index: (smooth(index, 300, 400), torch.zeros(9000)), SIZE)
     told, size = {}, {}
@@ -460,15 +437,6 @@ def test_bytes_that_are_no_such_image(path, kind, data, text):
         rule = f"column 'sample', row 1: a leaf of kind '{kind}'.*{text}"
         with pytest.raises(CacheError, match=rule):
             read()
-
-
-def test_kinds_that_there_are_not(path):
-    for kind in ("encoded:JPEG:RGBA", "encoded:EPS:RGB", "encoded:RGB", "encoded:", "encoded",
-                 "file:L", "file", "encoded:jpeg:RGB", "encoded:PNG:I;16:x"):  # fmt: skip
-        with pytest.raises(CacheError, match="cannot hold"):
-            build_of_bytes(path, kind, b"abc")
-        with pytest.raises(CacheError, match="cannot hold"):
-            value_of(kind, np.zeros(3, "u1"))
 
 
 # As a backend

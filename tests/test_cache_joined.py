@@ -206,20 +206,6 @@ def test_a_shard_that_is_no_plain_file(tmp_path):
         CachedDataset(path)
 
 
-def test_flipped_bits_are_found_in_all_files(tmp_path):
-    index = joined(tmp_path, mixed(12), 3)
-    files = [tmp_path / "a.h5", *shards(tmp_path)]
-    draw, seen = np.random.default_rng(3), []
-    for path in files:
-        for offset in draw.integers(path.stat().st_size, size=5).tolist():
-            spoil(path, offset)
-            damages = verify(files[0], lambda *told: seen.append(told))
-            shard = "" if path == files[0] else f"a.parts/{path.name}"
-            assert {damage.shard for damage in damages} == {shard}, (path, offset)
-            spoil(path, offset)  # and back
-    assert {whole for _, whole in seen} == {index.all_bytes}
-
-
 # Joining
 
 

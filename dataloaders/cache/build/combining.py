@@ -110,11 +110,7 @@ class Combined:
         return tuple(found)
 
     def blocks(self, number: int, name: str) -> Iterator[npt.NDArray[Any]]:
-        """Yield the arrays that make up one dataset of a column.
-
-        Raises:
-            CacheError: a part is damaged.
-        """
+        """Yield the arrays that make up one dataset of a column; CacheError: a part is damaged."""
         whole, values = self.entries[number], 0
         if name == "offsets":
             yield np.zeros(1, "<u8")

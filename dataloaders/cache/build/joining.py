@@ -127,7 +127,7 @@ def combined(
     def count_written(count: int) -> None:
         nonlocal done, reported
         done += count
-        if progress is not None and (done - reported >= _REPORTED or reported < whole <= done):
+        if progress and one_file and (done - reported >= _REPORTED or reported < whole <= done):
             reported = done
             progress(min(done, whole), whole)
 
@@ -153,7 +153,7 @@ def combined(
                 columns.blocks,
                 sources=None if one_file else columns.sources,
                 shards=() if one_file else [each.shard for each in maps],
-                progress=count_written if one_file else None,
+                progress=count_written,
             )
             sync(path)
             path.rename(target)

@@ -148,11 +148,7 @@ class BuildFolder:
         return self.path / f"{first:05d}{self.token}.h5"
 
     def finish(self, written: Part) -> Part:
-        """Sync a part that has been written, and give it its name.
-
-        Raises:
-            CacheError: the disk is full.
-        """
+        """Sync a part that has been written, and give it its name; CacheError: the disk is full."""
         part = replace(written, path=self.part_path(written.samples.start))
         with writing(self.path):
             sync(written.path)
@@ -238,11 +234,7 @@ class BuildFolder:
 
 
 def part_at(path: Path) -> Part:
-    """Return the part in this file.
-
-    Raises:
-        CacheError: it is none.
-    """
+    """Return the part in this file; CacheError: it is none."""
     index = Index.parse(str(path))
     first = first_of(index)
     return Part(path, range(first, first + index.samples), index)

@@ -141,11 +141,7 @@ class Source:
         return self._known
 
     def studied(self) -> Known:
-        """Study the dataset.
-
-        Raises:
-            CacheError: the process that reads the samples cannot.
-        """
+        """Study the dataset; CacheError: the process that reads the samples cannot."""
         options = self.options
         study = Study(
             self.dataset,

@@ -32,7 +32,7 @@ from dataloaders.cache.sample.sample import Structure
 
 # The buffers that make up the values, offsets, shapes or codes of a column.
 Blocks: TypeAlias = "Callable[[int, str], Iterable[Any]]"
-_Progress: TypeAlias = "Callable[[int], None] | None"
+_Progress: TypeAlias = "Callable[[int], None]"
 
 _DIGITS = 2 * len(str(1 << 48))  # that a place in the index may take
 _WORTH = 16  # a chunk that does not lose a part in so many is kept as it is
@@ -62,7 +62,7 @@ def write_cache(
     *,
     sources: Callable[[int], Sequence[Source]] | None = None,
     shards: Sequence[Shard] = (),
-    progress: _Progress = None,
+    progress: _Progress = lambda count: None,
 ) -> Index:
     """Write the file and return its index. The same rows give the same file to the bit.
 
@@ -108,7 +108,8 @@ def write_cache(
                     dataset(file, name, dtype, shape, sources=own)
                 elif part == "values" and entry.packing is not None and compress is not None:
                     values = blocks(number, part)
-                    table = _write_pieces(file, name, shape, entry, compress, values, progress)
+                    level = compress.chosen_level
+                    table = _write_pieces(file, name, shape, entry, level, values, progress)
                 else:
                     data = [table] if part == "pieces" else blocks(number, part)
                     places[part] = place(name, dtype, shape, data)
@@ -162,21 +163,20 @@ def _write_pieces(
     name: str,
     shape: tuple[int, ...],
     entry: ColumnEntry,
-    compress: Compressed,
+    level: int,
     blocks: Iterable[Any],
     progress: _Progress,
 ) -> npt.NDArray[np.uint64]:
     """Write the compressed values of a column; return the table of its pieces."""
     assert entry.packing is not None
-    codec = codec_of(compress.codec, np.dtype(entry.dtype).itemsize)
-    filters = codec.filters(compress.chosen_level)
+    width = np.dtype(entry.dtype).itemsize
+    filters = codec_of(entry.packing.codec, width).filters(level)
     rows = entry.packing.piece // math.prod(shape[1:])
     made = dataset(file, name, entry.dtype, shape, chunk=(rows, *shape[1:]), filters=filters)
     others, skips_all = (0,) * (len(shape) - 1), (1 << len(filters)) - 1  # a bit for each filter
-    for number, (data, is_packed) in enumerate(_pieces(entry, compress, blocks)):
+    for number, (data, is_packed) in enumerate(_pieces(entry, level, blocks)):
         made.write_direct_chunk((number * rows, *others), data, 0 if is_packed else skips_all)
-        if progress is not None:
-            progress(entry.packing.piece * np.dtype(entry.dtype).itemsize)
+        progress(entry.packing.piece * width)
     table = np.zeros((made.get_num_chunks(), 2), "<u8")
 
     def note(chunk: Any) -> None:
@@ -186,15 +186,13 @@ def _write_pieces(
     return table
 
 
-def _pieces(
-    entry: ColumnEntry, compress: Compressed, blocks: Iterable[Any]
-) -> Iterator[tuple[bytes, bool]]:
+def _pieces(entry: ColumnEntry, level: int, blocks: Iterable[Any]) -> Iterator[tuple[bytes, bool]]:
     """Yield the pieces of a column as they stand in the file, and whether each is compressed."""
     assert entry.packing is not None
     width = np.dtype(entry.dtype).itemsize
-    size, codec = entry.packing.piece * width, codec_of(compress.codec, width)
+    size, codec = entry.packing.piece * width, codec_of(entry.packing.codec, width)
     for piece in _cut(blocks, size):
-        data = codec.encode(np.frombuffer(piece, np.uint8), compress.chosen_level)
+        data = codec.encode(np.frombuffer(piece, np.uint8), level)
         is_packed = len(data) < size - size // _WORTH
         yield (data if is_packed else piece), is_packed
 
@@ -209,16 +207,15 @@ def bytes_in_file(
     """Return what the columns of these rows take in a file of ``of`` rows like them, about."""
     total = 0
     for number, entry in enumerate(columns):
-        packing = None
+        size = sum(extent.size * np.dtype(dtype).itemsize for _, dtype, extent in entry.sized())
         if compress is not None:
             many = replace(entry, values=Extent(0, entry.values.size * of // rows))
-            packing = _compressed(many, of, compress).packing
-        for part, dtype, extent in entry.sized():
-            size = extent.size * np.dtype(dtype).itemsize
-            if part == "values" and packing is not None and compress is not None:
-                pieces = _pieces(replace(entry, packing=packing), compress, blocks(number, part))
-                size = min(size, sum(len(data) for data, _ in pieces))
-            total += size
+            packed = replace(entry, packing=_compressed(many, of, compress).packing)
+            if packed.packing is not None:
+                values = entry.values.size * np.dtype(entry.dtype).itemsize
+                pieces = _pieces(packed, compress.chosen_level, blocks(number, "values"))
+                size += min(0, sum(len(data) for data, _ in pieces) - values)
+        total += size
     return total
 
 
@@ -263,15 +260,15 @@ def _write_attributes(file: Any, index: Index) -> None:
         file[f"/columns/{entry.name}"].attrs["kinds"] = np.bytes_(kinds.encode())
 
 
-def _write(descriptor: int, offset: int, blocks: Iterable[Any], progress: _Progress = None) -> None:
+def _write(
+    descriptor: int, offset: int, blocks: Iterable[Any], progress: _Progress = lambda count: None
+) -> None:
     """Write all blocks from ``offset`` on, many small ones at once."""
     with open(descriptor, "r+b", _STEP, closefd=False) as file:
         file.seek(offset)
         for block in map(_bytes, blocks):
             for first in range(0, len(block), _STEP):
-                done = file.write(block[first : first + _STEP])
-                if progress is not None:
-                    progress(done)
+                progress(file.write(block[first : first + _STEP]))
 
 
 def _checksummed(descriptor: int, index: Index) -> Index:

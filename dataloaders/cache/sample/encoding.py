@@ -59,11 +59,7 @@ class Encoder:
 
 
 def encoded(leaf: Leaf, how: Encoded) -> Leaf:
-    """Return the leaf of an image, encoded.
-
-    Raises:
-        CacheError: this format cannot keep it.
-    """
+    """Return the leaf of an image, encoded; CacheError: this format cannot keep it."""
     from PIL import Image
 
     name, mode = how.format.upper(), leaf.kind.rpartition(":")[2]

@@ -95,11 +95,7 @@ class Images:
 
     @classmethod
     def of(cls, choice: Choice) -> Images:
-        """The same as ``choice`` says; None is raw.
-
-        Raises:
-            OptionError: it says nothing that is known.
-        """
+        """The same as ``choice`` says; None is raw; OptionError: it says nothing that is known."""
         if choice is None or choice == "packed":
             return cls(packed=choice is not None)
         if not isinstance(choice, Mapping):
