@@ -73,7 +73,7 @@ class BackendWarning(UserWarning):
 
 
 class CacheWarning(UserWarning):
-    """A build waits for other ranks, and none of them seems to make progress."""
+    """A cache holds what other versions of packages have computed."""
 
 
 class CapacityWarning(UserWarning):

@@ -383,13 +383,6 @@ def test_a_worker_that_dies_is_told_with_what_to_do(path):
 # Random samples
 
 
-def test_overwriting_takes_no_part_that_an_earlier_build_has_left(path):
-    build(Made(lambda index: index, SIZE), path, rows=4, single_file=False)
-    path.unlink()
-    changed = Made(lambda index: -1 if index == 5 else index, SIZE)  # no look at a few shows it
-    assert build(changed, path, rows=4, overwrite=True)[5] == -1
-
-
 def test_a_part_of_something_else_is_made_again(path, tmp_path):
     dataset, other = interrupted(path), tmp_path / "other.h5"
     build(Made(lambda index: "other", SIZE), other, rows=4, single_file=False)

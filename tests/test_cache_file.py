@@ -1,7 +1,5 @@
 """The file: plain HDF5 for everybody else, the same to the bit for the same rows."""
 
-import os
-
 import h5py
 import numpy as np
 import pytest
@@ -50,20 +48,6 @@ def test_h5py_reads_the_same_values(tmp_path):
         assert list(score["values"][:3]) == [0, 2 / 7, 3 / 7]
         assert list(file["failed/rows"]) == [1, 31]
         assert bytes(file["failed/messages"][:]) == b'["\\u00e9", "b"]'
-
-
-def test_no_times_inside(tmp_path):
-    build(tmp_path / "a.h5", mixed(3))
-    mask = os.umask(0)
-    os.umask(mask)
-    assert os.stat(tmp_path / "a.h5").st_mode & 0o777 == 0o666 & ~mask
-
-    def look(name, found):
-        info = h5py.h5o.get_info(found.id)
-        assert (info.atime, info.mtime, info.ctime, info.btime) == (0, 0, 0, 0), name
-
-    with h5py.File(tmp_path / "a.h5") as file:
-        file.visititems(look)
 
 
 def test_no_rows(tmp_path):

@@ -255,16 +255,6 @@ def test_what_cannot_be_joined_is_said(tmp_path):
             join(path)
 
 
-def test_parts_are_joined_in_the_order_of_their_samples(tmp_path):
-    """Also where their names have six digits."""
-    path, ends = tmp_path / "a.h5", (0, 99_990, 100_010, 100_020)
-    for first, end in pairwise(ends):
-        build_part(path, first, range(first, end), ends[-1])
-    join(path)
-    rows = [0, 99_989, 99_990, 100_009, 100_010, 100_019]
-    assert CachedDataset(path).__getitems__(rows) == rows
-
-
 @pytest.mark.parametrize("compress", [None, Compressed("gzip")])
 def test_copies_say_how_far_they_are(tmp_path, compress):
     rows = [np.full(1 << 19, row % 7, np.uint8) for row in range(12)]

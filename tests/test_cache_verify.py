@@ -77,12 +77,3 @@ def test_several_damages_in_the_order_of_the_file(tmp_path):
         verify(tmp_path / "b.h5")
     (damage,) = verify(Path(__file__))
     assert "is no cache: it does not begin with" in damage.what
-
-
-@pytest.mark.parametrize("change", [-1, -BLOCK, 1, 5000])
-def test_a_file_of_another_length(tmp_path, whole, change):
-    data = whole[0]
-    (tmp_path / "a.h5").write_bytes(data[:change] if change < 0 else data + bytes(change))
-    (damage,) = verify(tmp_path / "a.h5")
-    assert f"the file has {len(data) + change} bytes, and had {len(data)}" in damage.what
-    assert ("truncated" in damage.what) == (change < 0)

@@ -15,10 +15,6 @@ from dataloaders.options import option
 _POLL_S = 0.1
 
 
-class Busy(CacheError):
-    """Somebody else builds."""
-
-
 @contextmanager
 def locked(
     target: Path, rank: str = "", *, waiting: Callable[[float], None] | None = None
@@ -30,8 +26,7 @@ def locked(
     far, while somebody else has it.
 
     Raises:
-        Busy: somebody has it, and ``waiting`` is None.
-        CacheError: the file system has no locks.
+        CacheError: somebody has it, and ``waiting`` is None; or the file system has no locks.
     """
     path = target.with_name(f".{target.name}{rank and '.' + rank}.lock")
     lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
@@ -42,7 +37,7 @@ def locked(
             break
         except Timeout:
             if waiting is None:
-                raise Busy(
+                raise CacheError(
                     f"{target} is being built by another process or thread "
                     f"({option('wait', False)}); wait for it, or give another path"
                 ) from None
