@@ -472,7 +472,7 @@ def test_what_the_backend_says(path, photos, tmp_path):
         ("jpeg --quality 70 --max-side 20", "built from images: jpeg, quality 70, max_side 20"),
         ("webp", "built from images: webp"),
         ("gif", "images='gif' (--images): it must be"),
-        ("packed --max-side 9", "--images is packed"),
+        ("packed --max-side 9", "format must be 'jpeg', 'png' or 'webp'"),
         ("png --quality 80", "png is stored without loss"),
     ],
 )
