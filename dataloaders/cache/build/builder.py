@@ -213,13 +213,13 @@ class _Builder:
                 raise
 
     def _is_done(self) -> bool:
-        """Whether the cache is there, with all of its parts, and is not to be replaced."""
+        """Return whether the cache is there, with all of its parts, and is not to be replaced."""
         if not self.path.exists() or (self._options.overwrite and not self._is_ours()):
             return False
         return all(map(os.path.lexists, parts_joined(self.path)))
 
     def _is_ours(self) -> bool:
-        """Whether this very build made the cache: other ranks, or another call, waited for."""
+        """Return whether this very build made the cache, in another rank or another call."""
         own = self._options.build_id
         if own is None:
             return _identity(self.path) != self._before
@@ -241,7 +241,7 @@ class _Builder:
     def _made_by(self, rank: int) -> list[Part]:
         """Make the missing parts of a rank, whose lock is held, and return all of its parts."""
         if not self._is_apart and self._is_done():
-            return []  # whoever was waited for has built it, also where each was told to overwrite
+            return []  # another call has built it meanwhile, also where each call overwrites
         is_first = not self.folder.rows
         if is_first and not self._begin():
             return []

@@ -36,12 +36,12 @@ class MappedPart:
 
     @property
     def index(self) -> Index:
-        """Of the part."""
+        """The index of the part."""
         return self.cached.index
 
     @property
     def shard(self) -> Shard:
-        """What the joined cache says of it."""
+        """The entry of the part in the index of the joined cache."""
         index = self.index
         return Shard(self.name, index.rows, index.samples, index.file_bytes, index.identity)
 
@@ -178,7 +178,7 @@ def _codes(entry: ColumnEntry, part: MappedPart) -> npt.NDArray[np.uint8]:
 
 
 def _pixels(columns: Sequence[ColumnEntry]) -> int | None:
-    """Of the largest encoded image; None: there is none, or some part does not say."""
+    """Return the pixels of the largest encoded image; None: there is none, or it is not known."""
     encoded = [each for each in columns if any(is_encoded(kind) for kind, _ in each.variants)]
     pixels = [each.most_pixels for each in encoded]
     return None if None in pixels else max(filter(None, pixels), default=None)

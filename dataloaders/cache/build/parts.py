@@ -50,7 +50,7 @@ def target_of(path: str | os.PathLike[str]) -> Path:
         if target.parent.is_dir():
             return target
         why = "is not a folder, so no cache can be built in it; create it"
-    except OSError as error:  # not ours to see, a link to itself, a name that is too long
+    except OSError as error:  # no permission, a link to itself, a name that is too long
         why = f"cannot be read ({error.strerror}); give a path in a folder that you may read"
     raise CacheError(f"{target.parent} {why}")
 
@@ -170,7 +170,7 @@ class BuildFolder:
         return found if good else None
 
     def is_left(self, begun: Mapping[str, Any] | None) -> bool:
-        """Whether the build with these settings has made its cache, and was killed before its end.
+        """Return whether the build with these settings was killed after it had made its cache.
 
         Otherwise the cache that is there is the one that the build is to replace.
         """

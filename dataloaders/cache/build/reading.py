@@ -136,10 +136,10 @@ class DrawDetector:
 
     def moved(self) -> tuple[str, ...]:
         """Return the names of the generators that were drawn from or seeded; empty: none was."""
-        ours, numpys = np.random.random_sample, self._numpy
+        drawn, expected = np.random.random_sample, self._numpy
         same = {
             "torch": _torch_state() == self._torch,
-            "NumPy": (ours(), ours()) == (numpys(), numpys()),
+            "NumPy": (drawn(), drawn()) == (expected(), expected()),
             "Python's random": (random.random(), random.random())
             == (self._python(), self._python()),
         }

@@ -167,7 +167,7 @@ class Study:
         return found
 
     def _refuse_packing(self, found: Findings) -> None:
-        """There is no other cut to fall back to: whoever asks for files must get files."""
+        """Raise CacheError: a user who asks for files must get files, and there is no other cut."""
         if found.reason == _UNREAD:
             self._measure(found)  # which raises what reading raises, if it is not to be skipped
         raise CacheError(
@@ -208,7 +208,7 @@ class Study:
             )
 
     def _calls(self, cut: Cut) -> tuple[Call, ...] | str:
-        """How rows go through ``cut``, if its rows and tails give the dataset's samples."""
+        """Return how rows go through ``cut``, or why rows and tails do not give the samples."""
         calls: tuple[Call, ...] | None = None
         for index in _spread(self._samples, _PROVED):
             try:

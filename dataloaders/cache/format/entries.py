@@ -153,7 +153,7 @@ class ColumnEntry:
 
 
 def is_shard_name(name: str) -> bool:
-    """Whether ``name`` is that of a file beside this one or in a folder there, and can be shown."""
+    """Return whether ``name`` is of a file beside this one or in a folder there, and printable."""
     names = name.split("/")
     return len(names) <= 2 and all(
         each not in ("", ".", "..")

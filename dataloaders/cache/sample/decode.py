@@ -43,7 +43,7 @@ KEPT: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def is_encoded(kind: str) -> bool:
-    """Whether a leaf of this kind holds the bytes of an encoded image, as in a file."""
+    """Return whether a leaf of this kind holds the bytes of an encoded image, as in a file."""
     family, _, detail = kind.partition(":")
     if family == "encoded":
         name, _, mode = detail.partition(":")
@@ -52,7 +52,7 @@ def is_encoded(kind: str) -> bool:
 
 
 def decoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
-    """The PIL image of a leaf of this kind, in memory of its own.
+    """Return the PIL image of a leaf of this kind, in memory of its own.
 
     Args:
         kind: of the leaf.
@@ -105,7 +105,7 @@ class EncodedFile:
         return _pixels_of(_opened(self.data, FORMATS))
 
     def check(self) -> None:
-        """Nothing if it can be decoded to its end; of a JPEG faster than decoding it.
+        """Check that it can be decoded to its end; of a JPEG this is faster than decoding it.
 
         Raises:
             ValueError: it cannot.
@@ -132,7 +132,7 @@ def _pixels_of(image: Any) -> int:
 
 
 def _opened(data: bytes, formats: Sequence[str]) -> Any:
-    """A PIL image whose pixels are not decoded yet, of one of these formats.
+    """Open a PIL image of one of these formats, without decoding its pixels.
 
     Raises:
         ValueError: it is of another one, damaged, or larger than Pillow allows.

@@ -95,7 +95,7 @@ class Images:
 
     @classmethod
     def of(cls, choice: Choice) -> Images:
-        """The same as ``choice`` says; None is raw; OptionError: it says nothing that is known."""
+        """Return what ``choice`` stands for; None is raw; OptionError: it is not a known one."""
         if choice is None or choice == "packed":
             return cls(packed=choice is not None)
         if not isinstance(choice, Mapping):
@@ -111,19 +111,19 @@ class Images:
 
     @classmethod
     def like(cls, text: object) -> Images:
-        """What has the same ``rows`` as the images of a file that says this of itself."""
+        """Return images with the same ``rows`` as those of a file with this in its fingerprint."""
         is_raw = text in ("raw", "packed") or type(text) is not str
         return cls(text == "packed", None if is_raw else Encoded("png"))
 
     @property
     def rows(self) -> Literal["any", "images", "files"]:
-        """Of what a dataset's rows are to consist: PIL images where there are any; its files."""
+        """What rows consist of: PIL images where the dataset has some, its files, or anything."""
         if self.packed:
             return "files"
         return "images" if self.every or self.columns else "any"
 
     def of_column(self, name: str) -> Encoded | None:
-        """How the images of this column are encoded; None: raw."""
+        """Return how the images of this column are encoded; None: raw."""
         return self.every or dict(self.columns).get(name)
 
     def __str__(self) -> str:

@@ -33,7 +33,7 @@ _INSTEAD = f"Keep what is decoded instead: {option('images', 'jpeg')}, 'png' or 
 
 
 def packed(dataset: Any) -> Cut:
-    """The cut of ``dataset`` whose rows are its encoded files; nothing is read.
+    """Return the cut of ``dataset`` whose rows are its encoded files; nothing is read.
 
     Raises:
         CacheError: it cannot be copied.
@@ -64,7 +64,7 @@ class _Untouched:
         self._to_rgb = next((each.torchvision == "RGB" for each in read(transform)), False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The image, or what the transform makes of other things."""
+        """Return the image, or what the transform makes of other things."""
         if len(args) != 1 or kwargs or not _is_stand_in(args[0]):
             return self._transform(*args, **kwargs)
         # A copy, so that its place in the sample is known where the image itself stands there, too.
@@ -137,7 +137,7 @@ class _Files:
 
 
 def _kept(image: Any, own: Recorder) -> Any:
-    """The file of an image; an image of another mode than RGB, such as a mask, as it is.
+    """Return the file of an image; an image of another mode than RGB, as a mask has, as it is.
 
     Raises:
         CacheError: it is an image in RGB, and not a file as it is; or the file is damaged.
