@@ -145,9 +145,9 @@ class TestVerdicts:
     def test_a_queue_that_was_not_at_its_level_is_in_a_note(self, time):
         """A batch takes longer than the check waits for workers to be idle."""
         report = checked(PlayedLoader(time, [9.0], workers=4), 0.5, time, 30)
-        assert any("blocks began before the loader's queue" in note for note in report.notes)
+        assert any("began before the loader's queue" in note for note in report.notes)
         report = checked(PlayedLoader(time, [0.06], workers=4), 0.5, time, 30)
-        assert not any("blocks began before" in note for note in report.notes)
+        assert not any("began before" in note for note in report.notes)
 
     def test_a_first_epoch_that_fills_a_cache_does_not_count(self, time):
         first = iter([0.01] * 60)

@@ -75,14 +75,15 @@ def _notes(
     """Return what a reader must know to trust the figures, a sentence each."""
     feed, found, known = blocks.feed, analysis is not None, analysis or Analysis()
     notes = {
-        f"only {rounds} complete rounds were measured; let the loop run longer "
+        f"only {_counted(rounds, 'complete round')} could be measured; let the loop run longer "
         "(more steps or epochs, or a larger --budget)": not found,
         "the loop ended before the check had enough; figures are what is known so far": (
             found and not finished
         ),
-        f"the {rounds} rounds differ too much for an interval; a larger budget, or "
-        "a machine with nothing else to do, gives one": found and known.speedup_bound is None,
-        f"{known.left_out} real steps are left out: each was the first on a shape, and "
+        f"{_counted(rounds, 'round')} measured too different times for an interval; a larger "
+        "budget, or a machine with nothing else to do, gives one": found
+        and known.speedup_bound is None,
+        f"{_counted(known.left_out, 'real step')} left out: the first on a shape each, which "
         "took longer than steps on shapes seen before": known.left_out,
         f"other processes held the step up for {known.held:.0%} of its time, which the "
         "interval allows for; a machine with nothing else to do gives a narrower one": (
@@ -99,8 +100,8 @@ def _notes(
         f"the device's memory has room for {len(blocks.pool)} resident batches beside the step": (
             blocks.pool.crowded
         ),
-        f"{blocks.early} blocks began before the loader's queue was as full as it should be: it "
-        f"was waited for {blocks.patience_s:.1f} s each time; a larger budget waits longer": (
+        f"{_counted(blocks.early, 'block')} began before the loader's queue was as full as it "
+        f"should be: it was waited for {blocks.patience_s:.1f} s each time; a larger budget waits longer": (
             blocks.early
         ),
     }
@@ -110,6 +111,10 @@ def _notes(
         waits = f"{waits_ms:.1f} ms a batch are waits for another loader, {name}{hidden}"
         notes[waits] = waits_ms >= 0.1
     return tuple(note for note, holds in notes.items() if holds)
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"
 
 
 def _less(whole: Interval, part: Interval) -> Interval:
