@@ -101,9 +101,8 @@ def _notes(
             blocks.pool.crowded
         ),
         f"{_counted(blocks.early, 'block')} began before the loader's queue was as full as it "
-        f"should be: it was waited for {blocks.patience_s:.1f} s each time; a larger budget waits longer": (
-            blocks.early
-        ),
+        f"should be: it was waited for {blocks.patience_s:.1f} s each time; a larger budget "
+        "waits longer": (blocks.early),
     }
     hidden = ", which a device may hide" if blocks.asynchronous else ", counted as input"
     for name, total_s in blocks.log.elsewhere.items():
