@@ -44,14 +44,14 @@ def outcomes(loader):
 def compared(dataset, **options):
     """The errors of two epochs on dali, whose batches and errors are stock's."""
     options = {"batch_size": 3, "seed": 1, **options}
-    theirs = DataLoader(dataset, **options)
-    ours = DataLoader(dataset, backend=Dali(fast=()), device="cpu", **options)
+    on_stock = DataLoader(dataset, **options)
+    on_dali = DataLoader(dataset, backend=Dali(fast=()), device="cpu", **options)
     errors = []
     for epoch in range(2):
         torch.manual_seed(epoch)
-        expected, _ = outcomes(theirs)
+        expected, _ = outcomes(on_stock)
         torch.manual_seed(epoch)
-        got, raised = outcomes(ours)
+        got, raised = outcomes(on_dali)
         assert_same(got, expected)
         errors += raised
     return errors
@@ -143,14 +143,14 @@ def test_several_batches_in_a_row_that_only_the_dataset_can_make(bad, tmp_path):
     for path, _ in data.samples[4 : 4 + bad]:
         wrong_inside(Path(path))
     backend = Dali(dtype=torch.bfloat16)
-    ours = iter(DataLoader(data, num_workers=1, backend=backend, device="cpu"))
-    good = [next(ours) for _ in range(4)]
+    on_dali = iter(DataLoader(data, num_workers=1, backend=backend, device="cpu"))
+    good = [next(on_dali) for _ in range(4)]
     with pytest.warns(BackendWarning, match="the dataset itself made it"):
-        good += [next(ours) for _ in range(2)]
+        good += [next(on_dali) for _ in range(2)]
     if bad == 3:
         with pytest.raises(BackendUnavailable, match="3 batches in a row"):
-            next(ours)
-    good += ours
+            next(on_dali)
+    good += on_dali
     assert {images.dtype for images, _ in good} == {torch.bfloat16}
     assert [int(label) for _, label in good].count(-1) == 2
 

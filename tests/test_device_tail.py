@@ -60,7 +60,7 @@ def plain(own, index):
     return own.transform(picture(index)), index
 
 
-def ours_of(dataset, **options):
+def tailed(dataset, **options):
     return DataLoader(dataset, **{"batch_size": 4, "backend": Prefetch(tail=True), **options})
 
 
@@ -78,12 +78,12 @@ def check(make, *, whole=True, **options):
     With ``whole``, the bytes of all floats of a sample are what is copied.
     """
     options = {"batch_size": 4, **options}
-    loader = ours_of(make(), **options)
+    loader = tailed(make(), **options)
     plan = str(loader.explain())
     assert "equal to the bit" in plan
     assert not whole or f": {saved_by(make()[0])} bytes a sample less to collate" in plan
-    theirs = torch.utils.data.DataLoader(make(), **options)
-    assert_same_epochs(run_epochs(loader), run_epochs(theirs))
+    on_torch = torch.utils.data.DataLoader(make(), **options)
+    assert_same_epochs(run_epochs(loader), run_epochs(on_torch))
 
 
 def chain(*members):
@@ -188,20 +188,20 @@ def test_workers_send_bytes_of_samples_and_of_a_cache(tmp_path):
     options = {"batch_size": 4, "num_workers": 1, "seed": 3, "persistent_workers": True}
     for inner in (Stock(), H5(tmp_path / "small.h5")):
         Watching.seen.clear()
-        loader = ours_of(data, backend=Watching(inner=inner, tail=True), **options)
-        theirs = DataLoader(data, **options)
-        assert_same([list(loader), list(loader)], [list(theirs), list(theirs)])
+        loader = tailed(data, backend=Watching(inner=inner, tail=True), **options)
+        on_torch = DataLoader(data, **options)
+        assert_same([list(loader), list(loader)], [list(on_torch), list(on_torch)])
         assert set(Watching.seen) == {torch.uint8}
-    plan = ours_of(data, backend=Prefetch(device="cpu")).explain()
+    plan = tailed(data, backend=Prefetch(device="cpu")).explain()
     assert plan.stages[-1].name == "transfer", "nothing moves to the CPU unless asked"
 
 
 def test_a_transform_that_changes_between_epochs_is_followed():
     data = Pictures(chain(*FLOATS))
-    ours, theirs = ours_of(data), torch.utils.data.DataLoader(data, 4)
+    with_tail, on_torch = tailed(data), torch.utils.data.DataLoader(data, 4)
     for mean in (MEAN, (0.5,) * 3):
         data.transform.transforms[-1] = v1.Normalize(mean, STD)
-        assert_same(list(ours), list(theirs))
+        assert_same(list(with_tail), list(on_torch))
 
 
 class Batch:
@@ -283,7 +283,8 @@ def test_floats_of_other_origin_stay_floats(make):
 
 def test_images_of_one_channel_that_are_not_stacked_keep_their_strides():
     def one_channel(own, index):
-        return own.transform(picture(index, "L"))
+        image = picture(index, "L")
+        return own.transform(image), own.transform(np.array(image))
 
     check(lambda: Pictures(v1.ToTensor(), one_channel), whole=False, batch_size=None)
 
@@ -293,7 +294,7 @@ def test_images_of_one_channel_that_are_not_stacked_keep_their_strides():
     [(picture(7, "L"), RuntimeError, "shape"), ("no image", TypeError, "pic should be PIL Image")],
 )
 def test_a_sample_unlike_those_that_were_proved_raises_its_own_error(odd, error, message):
-    loader = ours_of(Pictures(TAILS["v1"], once(odd)), batch_size=1)
+    loader = tailed(Pictures(TAILS["v1"], once(odd)), batch_size=1)
     with pytest.raises(error, match=message):
         list(loader)
 
@@ -302,7 +303,7 @@ def test_the_users_objects_are_as_they_were():
     transform = normalized()
     dataset = Pictures(transform)
     members, held = list(transform.transforms), dict(vars(dataset))
-    list(ours_of(dataset))
+    list(tailed(dataset))
     assert transform.transforms == members
     assert dict(vars(dataset)) == held
 
@@ -350,11 +351,11 @@ REFUSED = {
 @pytest.mark.thinned(2)
 def test_refusals_and_their_reasons(dataset, why):
     with pytest.raises(BackendUnavailable, match=why):
-        next(iter(ours_of(dataset, backend=Prefetch(dtype=torch.float16))))
+        next(iter(tailed(dataset, backend=Prefetch(dtype=torch.float16))))
 
 
 def test_a_collate_fn_that_works_on_floats_is_a_reason():
-    plan = str(ours_of(Pictures(normalized()), collate_fn=padded).explain())
+    plan = str(tailed(Pictures(normalized()), collate_fn=padded).explain())
     assert "normalised before the copy" in plan
     assert "works on the floats" in plan
 
@@ -364,7 +365,7 @@ def test_a_batch_without_images_has_no_dtype():
         return torch.rand(3, 8, 8) if index == 7 else own.transform(picture(index))
 
     backend = Prefetch(tail=True, dtype=torch.float16)
-    loader = ours_of(Pictures(normalized(), read), backend=backend, batch_size=1)
+    loader = tailed(Pictures(normalized(), read), backend=backend, batch_size=1)
     with pytest.raises(BackendUnavailable, match="a batch has no image whose floats"):
         list(loader)
 
@@ -401,7 +402,7 @@ def test_dtypes_and_memory_formats(dtype, memory_format, device):
     tails = {name: TAILS[name] for name in ("v1", "v1, PILToTensor", "v2")}
     dataset = Pictures(tails, each_tail)
     backend = Prefetch(tail=True, dtype=dtype, memory_format=memory_format, device=device)
-    loader = ours_of(dataset, backend=backend, num_workers=int(device == "cuda"))
+    loader = tailed(dataset, backend=backend, num_workers=int(device == "cuda"))
     assert ("rounded to" in str(loader.explain())) == (dtype is not None)
     for batch, wanted in zip(loader, torch.utils.data.DataLoader(dataset, 4), strict=True):
         for name, image in batch.items():

@@ -47,9 +47,9 @@ def test_the_docs_say_what_is_recorded() -> None:
     page = (Path(__file__).parents[1] / "docs" / "dali.md").read_text()
     table = page.split("<!-- tests/test_recording.py -->")[1].split("<!-- end -->")[0]
     rows = [line.split(" | ") for line in table.strip().splitlines()[2:]]
-    told = {name.strip("| "): how for names, how, _ in rows for name in names.split(", ")}
-    told.pop("by torchcodec" if find_spec("torchcodec") is None else "", None)
-    assert told == {name.replace("_", " "): how for name, (_, how) in CODES.items()}
+    documented = {name.strip("| "): how for names, how, _ in rows for name in names.split(", ")}
+    documented.pop("by torchcodec" if find_spec("torchcodec") is None else "", None)
+    assert documented == {name.replace("_", " "): how for name, (_, how) in CODES.items()}
 
 
 # Chains of transforms that hypothesis makes up

@@ -324,11 +324,11 @@ def test_torchs_samplers_follow_the_seed_unless_they_have_a_generator(sampler, w
     assert order(seed=5) == [first, second]
     assert first != second
     assert order(seed=6) != [first, second]
-    mine, theirs = (torch.Generator().manual_seed(9) for _ in range(2))
-    ours = order(mine, seed=5)
+    mine, another = (torch.Generator().manual_seed(9) for _ in range(2))
+    given = order(mine, seed=5)
     assert_same(generator_states(), before)
-    assert ours == order(theirs, torch.utils.data.DataLoader)
-    assert torch.equal(mine.get_state(), theirs.get_state())
+    assert given == order(another, torch.utils.data.DataLoader)
+    assert torch.equal(mine.get_state(), another.get_state())
 
 
 def test_a_samplers_epoch_counts_once_it_moved():

@@ -35,8 +35,8 @@ def obstacle_of(loader: Specification) -> str | None:
     return None
 
 
-def proof_of(loader: Specification) -> Proof | str:
-    """Return what recording does to samples of ``loader``, or why that is not known.
+def proof_of(loader: Specification) -> Proof:
+    """Return what recording does to samples of ``loader``.
 
     Reads samples the first time, and when the dataset, one of its transforms or the collate_fn is
     another object.
@@ -50,13 +50,8 @@ def proof_of(loader: Specification) -> Proof | str:
     return known[1]
 
 
-def obstacle_to_recording(found: Proof | str) -> str | None:
-    """Return why the dataset's own code makes all pixels; None if it is recorded."""
-    return found if isinstance(found, str) else found.differs
-
-
 _TRANSFORMS = ("transform", "transforms", "target_transform")
-_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[tuple[int, ...], Proof | str]]
+_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[tuple[int, ...], Proof]]
 _KNOWN = weakref.WeakKeyDictionary()
 
 
@@ -73,7 +68,7 @@ class _Call(NamedTuple):
     """A recorded call; with a GPU: whether the device makes it, and how many levels off."""
 
     text: str
-    there: bool
+    on_device: bool
     off: int
 
 
@@ -82,7 +77,7 @@ def _calls(batch: Any) -> list[_Call]:
     if not isinstance(batch, RecordedBatch):
         return []
     nodes = unpack(batch)
-    there = dict(zip(nodes, made_on_device(batch), strict=True))
+    on_device = dict(zip(nodes, made_on_device(batch), strict=True))
     roots = [nodes[number] for number in wanted_of(batch.rest)]
     stacks = [node for node in nodes if node.op == "torch.stack"]
     for node in stacks:
@@ -90,7 +85,7 @@ def _calls(batch: Any) -> list[_Call]:
     if not stacks and batch.again is not None and isinstance(batch.again.keys, list):
         roots = roots[: max(1, len(roots) // len(batch.again.keys))]
     return [
-        _Call(_call(node), there[node], levels_off(node.op))
+        _Call(_call(node), on_device[node], levels_off(node.op))
         for node in ordered(roots)
         if node not in stacks
     ]
@@ -111,12 +106,10 @@ def explained(options: Dali, loader: Specification) -> Plan:
         return Plan(options.name, obstacle=obstacle)
     device = device_of(getattr(loader, "device", None))
     found = proof_of(loader)
-    unrecorded = obstacle_to_recording(found)
-    facts = [] if isinstance(found, str) or unrecorded else found.facts
-    calls: list[_Call] = next(filter(None, facts), [])
+    calls: list[_Call] = next(filter(None, found.facts), []) if found.obstacle is None else []
     workers = loader.num_workers
     where = f"{workers} worker process{'es' * (workers > 1)}" if workers else "this process"
-    on = ", on stand-ins" if unrecorded is None else ""
+    on = ", on stand-ins" if found.obstacle is None else ""
     code = f"the dataset's own code and random numbers{on and on + ' for images'}"
     stages = (
         Stage("sampler", "this process", sampling_of(loader)),
@@ -134,23 +127,20 @@ def _replay(
     stages: dict[tuple[str, bool], list[_Call]] = {}
     for call in recorded:
         op = call.text.partition("(")[0]
+        stage = "normalise" if op.startswith(_TENSORS) else "augment"
+        stage = "decode" if op in ("open", "decode") else stage
         if op not in ("array", "tensor"):
-            stage = "normalise" if op.startswith(_TENSORS) else "augment"
-            stage = "decode" if op in ("open", "decode") else stage
-            there = call.there and device.type == "cuda"
-            stages.setdefault((stage, there), []).append(call)
-    for stage, there in sorted(stages, key=lambda key: (_STAGES.index(key[0]), key[1])):
-        calls = stages[stage, there]
-        where = str(device) if there else f"{threads} thread{'s' * (threads > 1)}"
+            stages.setdefault((stage, call.on_device and device.type == "cuda"), []).append(call)
+    for (stage, on_device), calls in stages.items():
+        where = str(device) if on_device else f"{threads} thread{'s' * (threads > 1)}"
         if stage == "decode":
-            yield Stage(stage, f"DALI on {device}" if there else where, _DECODED[there])
+            yield Stage(stage, f"DALI on {device}" if on_device else where, _DECODED[on_device])
             continue
-        texts = [call.text + _OFF.format(call.off) * (there and call.off > 0) for call in calls]
-        resized = not there and options.fast and any("pil.resize" in text for text in texts)
+        texts = [call.text + _OFF.format(call.off) * (on_device and call.off > 0) for call in calls]
+        resized = not on_device and options.fast and any("pil.resize" in text for text in texts)
         yield Stage(stage, where, ", ".join(texts) + _RESIZED * bool(resized))
 
 
-_STAGES = "decode", "augment", "normalise"
 _DECODED = {
     True: "nvJPEG; near to Pillow's pixels, not equal; other files: Pillow, in threads",
     False: "nvImageCodec: JPEG windows; other files: Pillow",
@@ -170,7 +160,7 @@ def _collation(loader: Specification) -> str:
 def _notes(
     options: Dali,
     loader: Specification,
-    found: Proof | str,
+    found: Proof,
     calls: Sequence[_Call],
     device: torch.device,
 ) -> Iterator[str]:
@@ -178,12 +168,11 @@ def _notes(
     yield f"up to {depth} batches are made ahead by a thread of this process"
     if options.threads == "auto":
         yield f"threads={options.threads_for(loader)}: by a rule from this rank's cores"
-    unrecorded = obstacle_to_recording(found)
-    if unrecorded is not None:
-        yield f"the dataset's own code makes all pixels: {unrecorded}"
+    if found.obstacle is not None:
+        yield f"the dataset's own code makes all pixels: {found.obstacle}"
     elif not calls:
         yield "nothing of a sample is recorded: its own code makes what travels"
-    for look in dict.fromkeys([] if isinstance(found, str) else found.looks):
+    for look in dict.fromkeys(found.looks):
         yield f"decoded where the dataset's code runs: {look}"
     if not loader.num_workers:
         yield "num_workers=0: the dataset's code runs on the loop's thread; give it workers"

@@ -30,7 +30,7 @@ from dataloaders.replaying.host import HostReplay, finished
 from dataloaders.replaying.proof import Proof
 from dataloaders.specification import device_of, view_of
 
-from .explain import obstacle_to_recording, proof_of
+from .explain import proof_of
 
 if TYPE_CHECKING:
     from . import Dali
@@ -60,15 +60,15 @@ class Replayed(Remainder):
         self._asked: Specification | None = None
         self._pins = False
         self._in_a_row = 0
-        self._proof: Proof | str | None = None
+        self._proof: Proof | None = None
         self._form = options.dtype, options.memory_format
 
     def changes(self, loader: Specification) -> dict[str, Any]:
         """See `Remainder`; `recorded` decides what is recorded."""
         found = proof_of(loader)
-        if found is not self._proof and not isinstance(found, str) and found.differs is not None:
+        if found is not self._proof and found.differs:
             warnings.warn(
-                f"dali: the dataset's own code makes all pixels: {found.differs}",
+                f"dali: the dataset's own code makes all pixels: {found.obstacle}",
                 BackendWarning,
                 stacklevel=6,
             )
@@ -80,7 +80,7 @@ class Replayed(Remainder):
     def recorded(self, loader: Specification) -> Specification:
         """Return a view of ``loader``, which may be seeded, whose workers record."""
         self._asked = view_of(loader)
-        if self._proof is None or obstacle_to_recording(self._proof) is not None:
+        if self._proof is None or self._proof.obstacle is not None:
             return loader
         return view_of(loader, **recording_changes(loader))
 

@@ -1,4 +1,4 @@
-"""The recorder of a thread, or of all threads of a worker, and its notes."""
+"""The recorder of a thread, and its notes."""
 
 from __future__ import annotations
 
@@ -52,18 +52,14 @@ class Recorder:
 
 class _Local(threading.local):
     recorder: Recorder | None = None
-    suspended = 0
 
 
 _local = _Local()
-_everywhere: list[Recorder] = []
 
 
 def recorder() -> Recorder | None:
     """Return the recorder of the code that runs now; None if it is not recorded."""
-    if _local.suspended:
-        return None
-    return _local.recorder or (_everywhere[-1] if _everywhere else None)
+    return _local.recorder
 
 
 def files_only() -> bool:
@@ -73,29 +69,13 @@ def files_only() -> bool:
 
 
 @contextmanager
-def recording(own: Recorder, *, everywhere: bool) -> Iterator[None]:
-    """Record in this thread, or ``everywhere`` in this process: a worker's dataset has threads."""
-    before = _local.recorder
-    if everywhere:
-        _everywhere.append(own)
-    else:
-        _local.recorder = own
+def recording(own: Recorder | None) -> Iterator[None]:
+    """Record in this thread, or nothing for None. Threads that a dataset starts get real images."""
+    before, _local.recorder = _local.recorder, own
     try:
         yield
     finally:
         _local.recorder = before
-        if everywhere:
-            _everywhere.remove(own)
-
-
-@contextmanager
-def suspended() -> Iterator[None]:
-    """Record nothing in this thread: recorded steps are being done."""
-    _local.suspended += 1
-    try:
-        yield
-    finally:
-        _local.suspended -= 1
 
 
 _CONSTANT = (int, float, bool, complex, str, bytes, type(None), type(...), torch.dtype)

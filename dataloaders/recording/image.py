@@ -11,7 +11,6 @@ methods that need pixels.
 from __future__ import annotations
 
 import copy
-import functools
 import io
 import math
 import operator
@@ -22,7 +21,7 @@ from typing import Any, cast
 from PIL import Image, ImageFile
 
 from dataloaders.recording import program
-from dataloaders.recording.context import files_only, frozen, recorder, suspended
+from dataloaders.recording.context import files_only, frozen, recorder, recording
 from dataloaders.recording.ops import run, run_now
 from dataloaders.recording.posing import posed, posing
 from dataloaders.recording.program import Node
@@ -30,6 +29,7 @@ from dataloaders.recording.program import Node
 MODES = {"L": 1, "RGB": 3, "RGBA": 4, "CMYK": 4, "P": 1, "LA": 2, "YCbCr": 3, "HSV": 3}
 """Channels of the modes with a byte each."""
 
+_WITHOUT_PALETTE = {"L", "RGB", "RGBA", "CMYK", "YCbCr", "HSV"}
 _FORMATS = {"JPEG", "PNG", "WEBP"}
 _EARLY = {"JPEG", "MPO", "TIFF"}  # plugins that add nothing to ``info`` while they read the pixels
 _OTHER_INFO = {"imageops.expand", "fpil.pad", "fpil.adjust_hue", "fpil.to_grayscale"}
@@ -147,7 +147,7 @@ def materialise(image: Any, why: str) -> Any:
 
 def header_of(encoded: bytes, formats: list[str]) -> program.Image | None:
     """Return mode and size of a file of these formats that any decoder takes as Pillow does."""
-    with suspended():
+    with recording(None):
         try:
             image = Image.open(io.BytesIO(encoded), formats=formats)
         except (OSError, ValueError):
@@ -359,7 +359,7 @@ class Recorded:
 
 @_method
 def _convert(image: Any, mode: Any) -> Any:
-    if (image.mode, mode) not in _conversions():
+    if mode not in _WITHOUT_PALETTE:
         return None
     if "transparency" in vars(image)["info"] and not (vars(image)["_late"] and image.mode == "P"):
         return None
@@ -377,20 +377,6 @@ class _Access:
 
     def __setitem__(self, place: Any, value: Any) -> None:
         materialise(self._image, "Image.load()[...]").load()[place] = value
-
-
-@functools.cache
-def _conversions() -> set[tuple[str, str]]:
-    """Return the pairs of modes that Pillow converts between without a palette to be made."""
-    found: set[tuple[str, str]] = set()
-    for before in (*MODES, "1"):
-        for after in ("L", "RGB", "RGBA", "CMYK", "YCbCr", "HSV"):
-            try:
-                if Image.new(before, (1, 1)).convert(after).mode == after:
-                    found.add((before, after))
-            except ValueError:
-                pass  # Pillow has no such conversion
-    return found
 
 
 _PLAIN = posing(Recorded, Image.Image)

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaders.recording.context import map_inner, recorder, suspended
+from dataloaders.recording.context import map_inner, recorder, recording
 from dataloaders.recording.program import Image, Input, Node, ordered
 
 
 def run(
-    wanted: Sequence[Node], known: Mapping[Node, Any] | None = None, *, recording: bool = False
+    wanted: Sequence[Node], known: Mapping[Node, Any] | None = None, *, keep: bool = False
 ) -> list[Any]:
     """Return what the steps ``wanted`` make, exactly as the calls that were recorded.
 
@@ -28,18 +28,18 @@ def run(
     Args:
         wanted: steps.
         known: values of steps that have been made elsewhere.
-        recording: whether the samples are still being recorded, so that later calls may need images
-            that are made now, and an opened image has the class of its plugin.
+        keep: whether samples are still being recorded, so that later calls may need the images that
+            are made now, and an opened image has the class of its plugin.
     """
     values: dict[Node, Any] = dict(known or {})
     order = ordered(wanted, dict.fromkeys(values, 0))
     last = {each: node for node in order for each in node.inputs}
-    with suspended():
+    with recording(None):
         for node in order:
             if node in values:
                 continue
-            values[node] = _made(node, values, recording) if node.value is None else node.value
-            if recording and isinstance(node.what, Image) and node.uses > bool(node.inputs):
+            values[node] = _made(node, values, keep) if node.value is None else node.value
+            if keep and isinstance(node.what, Image) and node.uses > bool(node.inputs):
                 node.value = values[node]
             for each in node.inputs:
                 if last[each] is node and each not in wanted:
@@ -50,18 +50,18 @@ def run(
 def run_now(wanted: Sequence[Node]) -> list[Any]:
     """Return what `run` does, while recording; note a failure."""
     try:
-        return run(wanted, recording=True)
+        return run(wanted, keep=True)
     except Exception:
         if (own := recorder()) is not None:
             own.failed = True
         raise
 
 
-def _made(node: Node, values: dict[Node, Any], recording: bool) -> Any:
+def _made(node: Node, values: dict[Node, Any], keep: bool) -> Any:
     function = function_of(node.op)
     if not node.inputs:
         made = function(*node.args)
-        return made if recording or node.op != "open" else made._new(made.im)
+        return made if keep or node.op != "open" else made._new(made.im)
     inputs = [values[each] for each in node.inputs]
     if writes(node.op):
         inputs[0] = inputs[0].clone()  # others may need what it was

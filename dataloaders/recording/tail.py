@@ -22,7 +22,6 @@ _POINTWISE = {
     *("to_tensor", "pil_to_tensor", "as_subclass"),
     *("v1t.convert_image_dtype", "v1t.normalize", "v2.normalize", "v2.to_dtype"),
 }
-_FROM_INTEGERS = ("I", "I;16", "I;16B", "I;16L", "F")
 
 
 def is_pointwise(node: Node) -> bool:
@@ -99,29 +98,24 @@ def trailing(root: Node, empty: Callable[[int], torch.Tensor]) -> Trailing | Non
         empty: returns uint8 memory of so many bytes.
     """
     node, steps = _chain(root)
-    if node.op == "tensor":
-        images = [node]
-    elif node.op == "torch.stack":
+    images = [node]
+    if node.op == "torch.stack":
         given = list(node.args[0]), *node.args[1:], *dict(node.kwargs).values()
         order = [Input(number) for number in range(len(node.inputs))]
-        if given not in ((order,), (order, 0)):
-            return None
         chains = [_chain(each) for each in node.inputs]
-        images = [image for image, _ in chains]
-        if any(each != chains[0][1] for _, each in chains):
+        if given not in ((order,), (order, 0)) or any(each[1] != chains[0][1] for each in chains):
             return None
-        steps = chains[0][1] + steps
-    else:
-        return None
+        images, steps = [image for image, _ in chains], chains[0][1] + steps
     what = images[0].what
     if any(each.op != "tensor" or each.what != what for each in images):
         return None
     floats = root.what.dtype.is_floating_point
     if what.dtype is not torch.uint8 or len(what.shape) < 3 or not floats:
         return None
-    flat = [(torch.from_numpy(each.args[0]), each.args[-1]) for each in images]
-    values = [each.as_strided(what.shape, strides) for each, strides in flat]
-    if node.op == "tensor":
+    values = [
+        torch.from_numpy(each.args[0]).as_strided(what.shape, each.args[-1]) for each in images
+    ]
+    if images[0] is node:
         return Trailing(values[0], tuple(steps))
     pixels = empty(len(values) * values[0].numel()).view(len(values), *what.shape)
     for place, value in zip(pixels, values, strict=True):
@@ -149,14 +143,14 @@ def _chain(node: Node) -> tuple[Node, list[Step]]:
 
 def planes(image: Any) -> torch.Tensor | None:
     """Return a copy of the bytes that ToTensor scales, [C, H, W]; None if it scales none."""
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim not in (2, 3):
-            return None
-        pixels = torch.from_numpy(image if image.ndim == 3 else image[:, :, None])
-        return pixels.permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
-    if getattr(image, "mode", None) is None or image.mode in _FROM_INTEGERS:
+    if not isinstance(image, np.ndarray) and not hasattr(image, "getbands"):
         return None
-    pixels = torch.from_numpy(np.array(image, np.uint8))
-    if image.mode == "1":
-        pixels = 255 * pixels
-    return pixels.view(image.height, image.width, -1).permute(2, 0, 1).contiguous()
+    pixels = np.array(image)
+    if pixels.dtype == bool:  # Pillow's mode "1"
+        pixels = pixels.astype(np.uint8) * 255
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+        return None
+    found = torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
+    if isinstance(image, np.ndarray):  # ToTensor gives these other strides, if there is one channel
+        return found.clone(memory_format=torch.contiguous_format)
+    return found.contiguous()

@@ -108,12 +108,12 @@ class DeviceReplay:
         host.wait(begun)
         # What needs nothing of the device is made here, and copied once. So are tensors that the
         # calls there take beside images.
-        there = [stack.node for group in groups for stack in group.stacks]
-        here = [node for node in wanted if set(there).isdisjoint(ordered([node]))]
-        values.update(zip(here, made_of(here, values), strict=True))
-        needed = ordered(wanted, dict.fromkeys([*there, *values], 0))
-        beside = [node for node in needed if node.op == "tensor" and node not in values]
-        values.update(zip(beside, made_of(beside, {}), strict=True))
+        stacked = [stack.node for group in groups for stack in group.stacks]
+        on_host = [node for node in wanted if set(stacked).isdisjoint(ordered([node]))]
+        values.update(zip(on_host, made_of(on_host, values), strict=True))
+        needed = ordered(wanted, dict.fromkeys([*stacked, *values], 0))
+        tensors = [node for node in needed if node.op == "tensor" and node not in values]
+        values.update(zip(tensors, made_of(tensors, {}), strict=True))
         known = {node: self._moved(value) for node, value in values.items()}
         for group, images in zip(groups, decoded, strict=True):
             known.update(self._made(group, images))
@@ -201,13 +201,13 @@ def made_on_device(batch: RecordedBatch) -> list[bool]:
     found: dict[Node, bool] = {}
     for stack in plan(wanted)[0]:
         _, height, width = stack.node.inputs[0].what.shape
-        there = all(float_steps(row) is not None for row in stack.rows)
+        on_device = all(float_steps(row) is not None for row in stack.rows)
         for row in stack.rows:
-            image = there and _made_by_graph(row, height, width) is not None
-            found.update(dict.fromkeys(ordered([row.last]), there))
+            image = on_device and _made_by_graph(row, height, width) is not None
+            found.update(dict.fromkeys(ordered([row.last]), on_device))
             found.update(dict.fromkeys(ordered([row.image]), image))
-        found[stack.node] = there
-    after = {node for node, there in found.items() if there and node.op == "torch.stack"}
+        found[stack.node] = on_device
+    after = {node for node, on_device in found.items() if on_device and node.op == "torch.stack"}
     for node in nodes:
         if not after.isdisjoint(node.inputs):
             after.add(node)

@@ -162,7 +162,12 @@ class HostReplay:
             made = self._value(row.image, shared)
             if isinstance(made, Tensor):
                 return made.as_subclass(Tensor).permute(1, 2, 0)
-        return made if isinstance(made, Tensor) else torch.from_numpy(np.array(made))
+        if isinstance(made, Tensor):
+            return made
+        # Plane by plane, as they are written to the batch: quicker than from pixels side by side.
+        planes = bytearray().join([made.tobytes("raw", band) for band in "RGB"])
+        flat = torch.frombuffer(planes, dtype=torch.uint8)
+        return flat.view(3, made.height, made.width).permute(1, 2, 0)
 
     def _value(self, node: Node, shared: dict[Node, Any]) -> Any:
         known = dict(shared)

@@ -32,19 +32,21 @@ class Proof(NamedTuple):
         samples: how many were made both ways.
         facts: of each recorded batch, what was asked for.
         looks: what needed values in the dataset's code, with file and line.
-        differs: in what a recorded batch differs from the dataset's own; None: in nothing.
+        obstacle: why recording cannot be used; None if it can.
+        differs: whether that is because a recorded batch differs from the dataset's own.
     """
 
-    samples: int
-    facts: list[Any]
-    looks: list[str]
-    differs: str | None = None
+    samples: int = 0
+    facts: tuple[Any, ...] = ()
+    looks: tuple[str, ...] = ()
+    obstacle: str | None = None
+    differs: bool = False
 
 
 def prove(
     loader: Any, upto: str, finish: Callable[[Any], Any], facts: Callable[[Any], Any]
-) -> Proof | str:
-    """Return whether the loader's recorded batches are its own, or say why that is not known.
+) -> Proof:
+    """Return whether the loader's recorded batches are its own, as far as that is known.
 
     Makes up to four samples both ways, in a process of their own: of a stream the first ones.
     Samples that cannot be read, or that a replay leaves to the dataset, prove nothing.
@@ -58,13 +60,14 @@ def prove(
     dataset: Any = loader.dataset
     name = type(dataset).__name__
     batched = loader._auto_collation
-    size = min(loader.batch_size or _SAMPLES, _SAMPLES)
+    size = min(loader.batch_size or _SAMPLES, _SAMPLES) if batched else 1
     if isinstance(dataset, (IterDataPipe, MapDataPipe)):
-        return f"{name} is a data pipe, and torch seeds these by their class"
+        return Proof(obstacle=f"{name} is a data pipe, and torch seeds these by their class")
     if loader._dataset_kind == _DatasetKind.Iterable:
         if upto == "tail":
-            return f"{name} has no samples by index on which it could be proved"
-        rounds: list[list[Any]] = [[[0] * size] if batched else [0] * size]
+            why = "has no samples by index on which it could be proved"
+            return Proof(obstacle=f"{name} {why}")
+        groups = [[0] * size] if batched else [[0]]
     else:
         listed = isinstance(loader.sampler, (list, tuple))  # perhaps of names
         try:
@@ -72,21 +75,21 @@ def prove(
         except Exception:  # the reason below says so
             known = ()
         if not known:
-            return f"{name} has no len() or no samples, so that nothing could be proved on it"
+            why = "has no len() or no samples, so that nothing could be proved on it"
+            return Proof(obstacle=f"{name} {why}")
         last = min(len(known), _SAMPLES) - 1
         places = {round(i * (len(known) - 1) / max(1, last)) for i in range(last + 1)}
         keys = [known[place] for place in sorted(places)]
-        step = size if batched else 1
-        groups = [keys[begin : begin + step] for begin in range(0, len(keys), step)]
-        rounds = [[group if batched else group[0]] for group in groups]
+        groups = [keys[begin : begin + size] for begin in range(0, len(keys), size)]
+    rounds = [[group if batched else group[0]] for group in groups]
     ways = loader._dataset_kind, batched, loader.collate_fn, rounds, upto, finish, facts
     try:
         return observe(loader, partial(_compared, *ways))
     except Unobserved as error:
-        return str(error)
+        return Proof(obstacle=str(error))
     except Exception as error:  # a loader may hold anything; without a proof it works as before
         last_line = str(error).strip().rpartition("\n")[2]
-        return f"samples of {name} could not be recorded: {last_line[:200]}"
+        return Proof(obstacle=f"samples of {name} could not be recorded: {last_line[:200]}")
 
 
 def _compared(
@@ -98,11 +101,11 @@ def _compared(
     finish: Callable[[Any], Any],
     facts: Callable[[Any], Any],
     dataset: Any,
-) -> Proof | str:
+) -> Proof:
     """Make the batches of each of ``rounds`` both ways and compare them."""
     name, streams = type(dataset).__name__, kind == _DatasetKind.Iterable
     taken, recording_collate_fn, state = recorded(dataset, collate_fn, upto, streams=streams)
-    found, why = Proof(0, [], []), ""
+    found, why = Proof(), ""
     while rounds:
         groups = rounds.pop(0)
         which = name if streams else f"samples {groups[0]} of {name}"
@@ -132,14 +135,19 @@ def _compared(
         if not equal(made, expected, strides=upto == "tail"):
             begin_again()
             if not streams or equal(fetched(kind, dataset, batched, collate_fn, groups), expected):
-                return found._replace(differs=f"{which} would have other values")
+                why = f"{which} would have other values"
+                return found._replace(obstacle=why, differs=True)
             # A stream that never repeats itself, as one shuffled by the time: nothing to compare.
         elif not equal(now, after):
-            return found._replace(differs=f"with {which} other random numbers would be drawn")
-        found.facts.extend(map(facts, sent))
-        found.looks.extend(state.looks)
+            why = f"with {which} other random numbers would be drawn"
+            return found._replace(obstacle=why, differs=True)
         read = sum(len(keys) if batched else 1 for keys in groups[: len(made)])
-        found = found._replace(samples=found.samples + read)
+        found = Proof(
+            found.samples + read,
+            (*found.facts, *map(facts, sent)),
+            (*found.looks, *state.looks),
+        )
     if not found.samples:
-        return why or f"{name} has no samples"
-    return f"recording stops: {state.stopped}" if state.stopped else found
+        return found._replace(obstacle=why or f"{name} has no samples")
+    stopped = f"recording stops: {state.stopped}" if state.stopped else None
+    return found._replace(obstacle=stopped)

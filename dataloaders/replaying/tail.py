@@ -37,10 +37,8 @@ def device_tail(
     """
     finish = partial(DeviceTail().apply, move=lambda batch: batch, empty_like=torch.empty_like)
     proof = prove(loader, "tail", finish, _left)
-    if isinstance(proof, str):
-        return proof
-    if proof.differs:
-        return proof.differs
+    if proof.obstacle is not None:
+        return proof.obstacle
     left = [fact for facts in proof.facts for fact in facts]
     if left:
         saved = sum(saved for _, saved in left) // proof.samples

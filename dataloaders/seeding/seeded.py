@@ -60,19 +60,17 @@ class Seeding:
     def view(self, loader: Specification, *, samples: bool = True) -> Specification:
         """Return a torch DataLoader to iterate in place of ``loader`` for the next epoch.
 
-        It shares dataset, workers and collation with ``loader``. Torch's RandomSampler,
-        SubsetRandomSampler and WeightedRandomSampler, if they have no generator (themselves or
-        under torch's BatchSampler), are replaced by copies with one seeded from (seed, epoch); so
-        is the generator of the workers' base seed. The user's own generators, other samplers and
-        DistributedSampler are not changed. Nothing is drawn from torch's default generator.
+        It shares dataset, workers and collation with ``loader``. Torch's samplers without a
+        generator (themselves or under torch's BatchSampler) are replaced by copies with one seeded
+        from (seed, epoch); so is the generator of the workers' base seed. Other samplers and
+        generators are not changed. Nothing is drawn from torch's default generator.
 
         With ``samples``, the view also seeds the generators around each sample from (seed, epoch,
-        key, occurrence), and around a custom collate_fn from those of the batch's first sample. The
-        key is the index (others: `dataloaders.seeding.philox.stable_key`). Occurrence counts its
-        repeats in this loader's epoch, or for DistributedSampler in the epoch of all ranks. A
-        dataset's ``__getitems__`` is called with one index at a time. Iterable datasets are seeded
-        from (seed, epoch, rank, worker, position) instead, so their samples depend on the number of
-        workers. Data pipes get the samplers' part only.
+        key, occurrence), and around a custom collate_fn from those of the batch's first sample.
+        Occurrence counts the repeats of a key in this loader's epoch, or for DistributedSampler in
+        the epoch of all ranks. ``__getitems__`` is called with one index at a time. Iterable
+        datasets are seeded from (seed, epoch, rank, worker, position). Of data pipes, only the
+        samplers are seeded.
 
         The epoch is the value given to ``loader.set_epoch``, else the ``epoch`` of a sampler once
         that was set to other than 0, else the number of earlier ``iter()`` calls. While persistent

@@ -137,7 +137,7 @@ def looks_of(dataset: Any, index: int) -> list[str]:
     """Return what needed pixels when a sample was recorded."""
     hooks.install()
     own = context.Recorder()
-    with context.recording(own, everywhere=True):
+    with context.recording(own):
         dataset[index]
     return own.looks
 
@@ -161,12 +161,14 @@ def as_recorded(dataset: Any, upto: str = "files") -> tuple[list[Any], int]:
 
 def equal(one: Any, other: Any) -> bool:
     """Return whether two samples are the same, with the classes and ``info`` of images."""
-    return same(_told(one), _told(other))
+    return same(_with_info(one), _with_info(other))
 
 
-def _told(value: Any) -> Any:
+def _with_info(value: Any) -> Any:
     if isinstance(value, Image.Image):
         return type(value), value.info, value
     if type(value) in (list, tuple):
-        return type(value)(map(_told, value))
-    return {key: _told(inner) for key, inner in value.items()} if type(value) is dict else value
+        return type(value)(map(_with_info, value))
+    return (
+        {key: _with_info(inner) for key, inner in value.items()} if type(value) is dict else value
+    )

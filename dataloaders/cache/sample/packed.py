@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.data import get_worker_info
 
 from dataloaders.batches.tree import map_children
 from dataloaders.cache.sample.cut import Cut, cut_at, sample_of
@@ -97,7 +96,7 @@ class _Files:
         hooks.install()
         own = Recorder(files=True)
         try:
-            with recording(own, everywhere=get_worker_info() is not None):
+            with recording(own):
                 sample = sample_of(self._dataset, index)
                 return self._row(sample, own)
         except CacheError:
