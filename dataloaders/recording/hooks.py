@@ -216,8 +216,18 @@ def _install_functional(module: Any) -> None:
                 return tensor.new(Node(op, (node,), (), (), what), strides=strides)
         return original(pic)
 
+    def to_pil_image(original: Any, pic: Any, mode: Any = None) -> Any:
+        if isinstance(pic, tensor.Recorded) and pic._real is None and pic.ndim == 3:
+            natural = {1: "L", 3: "RGB", 4: "RGBA"}.get(pic.shape[0])
+            bytes_ = pic.dtype == torch.uint8 or (pic.dtype.is_floating_point and natural != "L")
+            if natural is not None and mode in (None, natural) and bytes_:
+                what = program.Image(natural, (pic.shape[2], pic.shape[1]))
+                return images.new(Node("to_pil_image", (pic._node,), (mode,), (), what))
+        return original(pic, mode)
+
     swap(module.to_tensor, partial(of_image, "to_tensor", torch.float32))
     swap(module.pil_to_tensor, partial(of_image, "pil_to_tensor", torch.uint8))
+    swap(module.to_pil_image, to_pil_image)
     of_images = importlib.import_module("torchvision.transforms._functional_pil")
     of_tensors = importlib.import_module("torchvision.transforms._functional_tensor")
     for name, rule in _FUNCTIONAL_PIL.items():

@@ -17,7 +17,7 @@ Other operations:
     pil.crop, pil.resize, ...                   methods of Pillow's Image
     enhance.Color, imageops.equalize, ...       ``ImageEnhance.Color(image).enhance(x)``, ImageOps
     fpil.adjust_hue, ...                        torchvision's ``_functional_pil``
-    to_tensor, pil_to_tensor                    torchvision's ``functional``
+    to_tensor, pil_to_tensor, to_pil_image      torchvision's ``functional``
     v1t.normalize, ...                          torchvision's ``_functional_tensor``
     v2.normalize, ...                           torchvision's ``v2.functional``, by flavour
     torch.stack, tensor.__add__, ...            a function of ``torch``, a method of ``Tensor``

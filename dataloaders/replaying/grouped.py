@@ -205,7 +205,7 @@ _SAME, _TABLE = Call(None, _always), Call(kernels.lookup, _table)
 _BRIGHTNESS, _GREY = Call(kernels.lookup, _brightness), Call(kernels.saturation, lambda step: 0.0)
 
 OF_BYTES: dict[str, Call] = {
-    **dict.fromkeys(("pil_to_tensor", "as_subclass", "v2.to_dtype"), _SAME),
+    **dict.fromkeys(("pil_to_tensor", "to_pil_image", "as_subclass", "v2.to_dtype"), _SAME),
     "enhance.Brightness": _BRIGHTNESS,
     "enhance.Contrast": Call(kernels.contrast, _first),
     "enhance.Color": Call(kernels.saturation, _first),

@@ -77,6 +77,7 @@ chain(
     *(v1.RandomApply([v1.GaussianBlur(3)]), *tail, v1.RandomErasing(value="random")),
 )
 chain("v1_bytes", v1.RandomResizedCrop(32, interpolation=3), v1.PILToTensor())
+chain("v1_to_pil", v1.ToTensor(), v1.ToPILImage(), v1.Resize(40), v1.PILToTensor())
 chain("v2_image_first", v2.ToImage(), v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), *floats)
 chain("v2_trivial", v2.RandomResizedCrop(32), v2.TrivialAugmentWide(), v2.ToImage(), *floats)
 chain(
@@ -283,7 +284,7 @@ def several_frames_and_depths(index: int) -> Any:
 
 SIZES_DIFFER = {
     *("detection", "modes", "fill_by_type", "by_torchcodec"),
-    *("v1_colour", "as_webdataset"),
+    *("v1_colour", "v1_to_pil", "as_webdataset"),
 }
 STACKED = [name for name, (_, how) in CODES.items() if how == "all" and name not in SIZES_DIFFER]
 
