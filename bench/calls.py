@@ -121,9 +121,9 @@ def run(scale: Scale) -> Result:
             rows.append(
                 (
                     name,
-                    *map(_told, worst[:2]),
+                    *map(_as_text, worst[:2]),
                     _PLACES[frozenset(places)],
-                    _told(worst[2]),
+                    _as_text(worst[2]),
                 )
             )
     for each in (*hosts, graph):
@@ -150,7 +150,7 @@ def _places(recorded: Any) -> set[bool]:
     from dataloaders.replaying.device import made_on_device
 
     made = zip(recorded.program, made_on_device(recorded), strict=True)
-    return {there for step, there in made if step[0] == "open"}
+    return {on_device for step, on_device in made if step[0] == "open"}
 
 
 def _small(folder: Path, into: Path, count: int) -> list[Path]:
@@ -176,7 +176,7 @@ def _difference(made: torch.Tensor, expected: torch.Tensor) -> tuple[int, float]
     return int(distance.max()), float((distance > 1).double().mean())
 
 
-def _told(worst: tuple[int, float]) -> str:
+def _as_text(worst: tuple[int, float]) -> str:
     levels, share = worst
     return str(levels) if levels < 2 else f"{levels} ({share:.2%})"
 

@@ -176,11 +176,11 @@ def compare(dataset: Any, batch: int) -> None:
     """Compare an epoch of ours with torch's: a way that does something else is not timed."""
     from backends.dali import Dali
 
-    ours = loader(dataset, batch, backend="dali", seed=_SEED)
+    by_default = loader(dataset, batch, backend="dali", seed=_SEED)
     exact = loader(dataset, batch, backend=Dali(fast=()), seed=_SEED)
-    theirs = loader(dataset, batch, seed=_SEED)
+    stock = loader(dataset, batch, seed=_SEED)
     two_levels = 2.02 / 255 / torch.tensor(STD).reshape(3, 1, 1)
-    for some, same, wanted in zip(ours, exact, theirs, strict=True):
+    for some, same, wanted in zip(by_default, exact, stock, strict=True):
         (images, targets), (pixels, _), (those, labels) = map(_parts, (some, same, wanted))
         assert torch.equal(targets, labels), "another order"
         assert images.stride() == those.stride(), "another layout"
