@@ -173,7 +173,7 @@ def ways_of(dataset: Any, batch: int, workers: int) -> dict[str, Iterable[Any]]:
 
 
 def compare(dataset: Any, batch: int) -> None:
-    """Compare an epoch of ours with torch's: a way that does something else is not timed."""
+    """Compare an epoch of dali with torch's: a way that does something else is not timed."""
     from backends.dali import Dali
 
     by_default = loader(dataset, batch, backend="dali", seed=_SEED)
