@@ -244,10 +244,8 @@ def modes(index: int) -> Any:
 @code("some")
 def cut_out_and_noise(index: int) -> Any:
     image = F.to_tensor(rgb(index).resize((32, 32)))
-    if index % 2:
-        image = image + torch.randn_like(image)
     image[:, 3:9, random.randrange(9) :] = 0
-    return image
+    return image.cos() if index % 2 else image + torch.randn_like(image)
 
 
 @code("some")
