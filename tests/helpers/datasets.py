@@ -180,7 +180,6 @@ class CustomBatch:
     def __init__(self, samples: list[Any]) -> None:
         self.inputs = torch.stack([sample[0] for sample in samples])
         self.targets = [sample[1] for sample in samples]
-        self.moved_to: torch.device | None = None
 
     def pin_memory(self) -> CustomBatch:
         self.inputs = self.inputs.pin_memory()
@@ -188,7 +187,6 @@ class CustomBatch:
 
     def to(self, device: torch.device) -> CustomBatch:
         self.inputs = self.inputs.to(device)
-        self.moved_to = device
         return self
 
 
