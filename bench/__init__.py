@@ -5,6 +5,10 @@
     python -m bench --tiny          every case at toy size, nothing saved (make test-all does this)
     python -m bench --gpu           the tests and the cases that need a GPU
 
-harness.py says how to add a case; gpu.py runs what needs a GPU; peers/ has the other libraries that
-cases compare with. results/ keeps the table of each case's last full run.
+check/     the check's verdicts and predictions     cache/     a cache: built, read
+scripts/   the check on whole training scripts      dali/      photos by record and replay
+loaders/   stock, prefetch, looks, tuning           peers/     other libraries to compare with
+
+harness.py says how to add a case; gpu.py runs what needs a GPU. results/ keeps the table of each
+case's last full run.
 """

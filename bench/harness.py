@@ -1,6 +1,6 @@
 """Cases, interleaved timing, tables and saved results: what all benches share.
 
-A bench is a module in this folder with a list ``CASES``. To add one, ``bench/my_bench.py``::
+A bench is a module in a folder here, with a list ``CASES``. To add one, ``bench/cache/mine.py``::
 
     from bench.harness import Case, Result, Scale, exhaust, interleave, timing_headings, timing_rows
 
@@ -284,18 +284,19 @@ def version_of(*distributions: str) -> str | None:
 
 
 def discover() -> list[Case]:
-    """Return the cases of all modules in this folder, in the order of the modules' names."""
+    """Return the cases of all modules, in the order of their names."""
     return [case for module in modules() for case in cases_of(module)]
 
 
 def modules() -> list[str]:
-    """Return the names of the modules in this folder."""
-    found = (file.stem for file in Path(__file__).parent.glob("*.py"))
-    return sorted(name for name in found if not name.startswith("__"))
+    """Return the names of the benches, such as "cache.read"; a folder answers one question."""
+    files = Path(__file__).parent.glob("*/*.py")
+    names = (f"{file.parent.name}.{file.stem}" for file in files if file.stem != "__init__")
+    return sorted(name for name in names if not name.startswith(("peers.", "tests.")))
 
 
 def cases_of(module: str) -> list[Case]:
-    """Return the cases of one module of this folder."""
+    """Return the cases of one of `modules`."""
     return list(getattr(importlib.import_module(f"bench.{module}"), "CASES", ()))
 
 

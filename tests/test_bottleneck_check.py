@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, TensorDataset
 
-from bench.played import HostOn, PlayedLoader, VirtualTime
+from bench.check.played import HostOn, PlayedLoader, VirtualTime
 from dataloaders import DataLoader, bottleneck_check
 from dataloaders.bottleneck import Check, check_bottleneck
 from dataloaders.errors import CheckError, OptionError

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bench.known_work import burn
-from bench.played import Loop, PlayedClock, VirtualTime
-from bench.verdicts import judge
-from bench.workloads import WORKLOADS, accepted
+from bench.check.known_work import burn
+from bench.check.played import Loop, PlayedClock, VirtualTime
+from bench.check.verdicts import judge
+from bench.check.workloads import WORKLOADS, accepted
 from dataloaders.bottleneck import Check, check_bottleneck
 from dataloaders.measuring.clocks import DeviceClock, HostClock, clock_of, cpu_seconds
 

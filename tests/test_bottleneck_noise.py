@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bench.played import HostOn, PlayedLoader, VirtualTime
+from bench.check.played import HostOn, PlayedLoader, VirtualTime
 from dataloaders.bottleneck import check_bottleneck
 
 Neighbour = tuple[tuple[float, float], tuple[float, float], float]

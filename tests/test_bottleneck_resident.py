@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bench.played import HostOn, VirtualTime
+from bench.check.played import HostOn, VirtualTime
 from dataloaders.bottleneck import check_bottleneck
 from dataloaders.bottleneck.placement import Placement
 from dataloaders.bottleneck.resident import Pool

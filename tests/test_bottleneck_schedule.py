@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench.played import HostOn, PlayedLoader, VirtualTime
+from bench.check.played import HostOn, PlayedLoader, VirtualTime
 from dataloaders.bottleneck import Check, check_bottleneck
 from dataloaders.bottleneck.arms import ARMS, STALLS, Arm, Stall
 from dataloaders.bottleneck.rhythm import Rhythm, WarmUp

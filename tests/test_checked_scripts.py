@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.loop_shapes import SHAPES
-from bench.scripts import examined, of_ours
+from bench.scripts.check import examined, of_ours
+from bench.scripts.loop_shapes import SHAPES
 from dataloaders.scripts.ranks import straggler
 from helpers import warm
 

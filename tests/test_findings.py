@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bench.played import HostOn, VirtualTime
+from bench.check.played import HostOn, VirtualTime
 from dataloaders import check_bottleneck
 from dataloaders.bottleneck import Interval
 from dataloaders.findings import TOGGLES, Facts, Place, Watch, findings_of

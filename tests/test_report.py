@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from bench.played import HostOn, VirtualTime
+from bench.check.played import HostOn, VirtualTime
 from dataloaders.bottleneck import Interval, Report, Step, check_bottleneck
 from dataloaders.errors import OptionError
 from dataloaders.predicting import Candidate

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomCrop, ToTensor, v2
 
-from bench import played
-from bench.played import HostOn, VirtualTime
+from bench.check import played
+from bench.check.played import HostOn, VirtualTime
 from dataloaders import DataLoader as Ours
 from dataloaders.bottleneck import Interval, check_bottleneck
 from dataloaders.predicting import (

@@ -23,7 +23,7 @@ from bench.harness import (
     save,
     with_table,
 )
-from bench.third_party import scripts
+from bench.scripts.third_party import scripts
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_a_case_that_fails_hangs_or_has_no_time_is_told_and_the_next_one_runs(tm
 
 @pytest.mark.nightly
 def test_a_case_alone_writes_its_result(tmp_path):
-    (one,) = cases_of("device_tail")
+    (one,) = cases_of("loaders.device_tail")
     target = tmp_path / "gpu.json"
     run_cases([one], target, time.monotonic() + 60, tiny=True)
     (entry,) = json.loads(target.read_text())["cases"]

@@ -1,7 +1,7 @@
 """How often the bottleneck check is right, on workloads of known truth.
 
     python -m bench verdicts                workloads on the host; also verdicts_device, _loaded
-    python -m bench.verdicts burst tiny     those whose names begin so; nothing is kept
+    python -m bench.check.verdicts burst tiny     those whose names begin so; nothing is kept
 
 Each workload runs in a process of its own, on the cores that it asks for: the check first, then
 the truth where it has to be measured. A verdict is *wrong* if real /
@@ -25,9 +25,9 @@ from typing import Any, Literal
 
 import torch
 
+from bench.check.truth import computed, measured
+from bench.check.workloads import WORKLOADS, Workload, accepted, gap_class
 from bench.harness import Case, Result, Scale, show
-from bench.truth import computed, measured
-from bench.workloads import WORKLOADS, Workload, accepted, gap_class
 
 __all__ = ["CASES", "examine", "judge", "summarise"]
 
@@ -130,7 +130,7 @@ def summarise(entries: Sequence[dict[str, Any]]) -> Result:
 
 def _in_child(name: str, *seconds: float) -> dict[str, Any]:
     """`examine` in a fresh process, which leaves no worker, thread or affinity behind."""
-    code = "import json, bench.verdicts as it; print(json.dumps(it.examine({!r}, *{!r})))"
+    code = "import json, bench.check.verdicts as it; print(json.dumps(it.examine({!r}, *{!r})))"
     # Four workers on two cores draw a warning from torch: it is meant so here.
     command = [sys.executable, "-W", "ignore", "-c", code.format(name, seconds)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from backends.h5 import H5
-from bench.h5 import Photos
+from bench.cache.read import Photos
 from bench.harness import (
     Case,
     Result,

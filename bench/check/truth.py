@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from bench.known_work import BATCH, Rows, burn
-from bench.played import Overhead
-from bench.workloads import Workload
+from bench.check.known_work import BATCH, Rows, burn
+from bench.check.played import Overhead
+from bench.check.workloads import Workload
 from dataloaders.batches.tree import map_tensors
 from dataloaders.measuring.clocks import Clock, HostClock
 from dataloaders.measuring.feed import Feed

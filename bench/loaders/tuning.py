@@ -259,5 +259,5 @@ CASES = [
 
 
 if __name__ == "__main__":
-    # python -m bench.tuning [WORKLOAD ...]: some of the workloads.
+    # python -m bench.loaders.tuning [WORKLOAD ...]: some of the workloads.
     show(CASES[0], run(Scale(tiny=False), sys.argv[1:]))

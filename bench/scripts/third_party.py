@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 from bench.harness import Case, Result, Scale
-from bench.scripts import BAR, Script, compared, of_ours
+from bench.scripts.check import BAR, Script, compared, of_ours
 
 
 def run(scale: Scale) -> Result:
@@ -84,7 +84,7 @@ def scripts(data: Path, code: Path, *sites: Path) -> list[Script]:
         _link(run / "data/MNIST", where / "MNIST")
         _link(run / "bsds", where / "dataset")
         command = (str(script), "--", *words.split())
-        brute = ("-m", "bench.scripts")
+        brute = ("-m", "bench.scripts.check")
         found.append(
             Script(
                 name,

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from bench.harness import Case, Result, Scale
-from bench.stock import TinySamples
+from bench.loaders.stock import TinySamples
 from dataloaders.observing import observe
 
 BAR_FORK_S = 0.1

@@ -3,9 +3,9 @@
     check   python -m dataloaders check [--budget S] SCRIPT
     truth   the script's own steps a second, with its input as it is and with input that is free
 
-These are the shapes of `bench.loop_shapes`, whose load can be set to nothing; `bench.third_party`
-has scripts of others. ``python -m bench.scripts [--resident] SCRIPT`` prints the rate of the loop
-of any script: on its loader's batches, or on eight of these, over and over.
+These are the shapes of loop_shapes.py, whose load can be set to nothing; third_party.py has scripts
+of others. ``python -m bench.scripts.check [--resident] SCRIPT`` prints the rate of the loop of any
+script: on its loader's batches, or on eight of these, over and over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Case, Cell, Result, Scale
-from bench.loop_shapes import SHAPES
+from bench.scripts.loop_shapes import SHAPES
 
 _MARGIN = 1.05
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -58,7 +58,7 @@ class Script:
 
     def run(self, words: tuple[str, ...], most_s: float) -> subprocess.CompletedProcess[str]:
         """Return what ``python *words`` gives; its status is 124 if it does not end in time."""
-        here = str(Path(__file__).resolve().parents[1])
+        here = str(Path(__file__).resolve().parents[2])
         path = [*self.path, here, *filter(None, [os.environ.get("PYTHONPATH")])]
         command = [sys.executable, *self.launcher, *words]
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
@@ -176,12 +176,12 @@ def result_of(found: list[Examined]) -> Result:
 
 
 def of_ours(name: str, load: float, step: float, workers: int, steps: int) -> Script:
-    """Return a shape of `bench.loop_shapes`; its truth is the rate of ``steps`` steps."""
+    """Return a shape of `bench.scripts.loop_shapes`; its truth is the rate of ``steps`` steps."""
     steps = min(steps, 40) if name == "one_epoch" else steps
 
     def words(load: float) -> tuple[str, ...]:
         given = f"--load {load} --step {step} --workers {workers}"
-        return ("-m", "bench.loop_shapes", name, *given.split())
+        return ("-m", "bench.scripts.loop_shapes", name, *given.split())
 
     counted = ("--steps", str(steps))
     return Script(

@@ -6,8 +6,8 @@
 
 The truth compares whole epochs of ordinary training with the step alone, so what an epoch costs
 to start belongs to it where epochs are short. Where cores are contended for, or only torch's own
-costs matter, no truth can be computed; `bench.truth` then measures it. The loaders are torch's
-own: the truth must not depend on the package that is examined.
+costs matter, no truth can be computed; `bench.check.truth` then measures it. The loaders are
+torch's own: the truth must not depend on the package that is examined.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bench.known_work import (
+from bench.check.known_work import (
     BATCH,
     CachedWaits,
     Kind,
@@ -33,7 +33,7 @@ from bench.known_work import (
     WithTokens,
     as_array,
 )
-from bench.played import Loop, Overhead, RealTime, seconds_per_batch
+from bench.check.played import Loop, Overhead, RealTime, seconds_per_batch
 
 __all__ = ["WORKLOADS", "Gap", "Workload", "accepted", "gap_class"]
 

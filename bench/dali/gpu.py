@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torchvision.datasets import ImageFolder
 
-from bench.dali import chain, dali_version, folder_of_photos, loader
+from bench.dali.photos import chain, dali_version, folder_of_photos, loader
 from bench.harness import (
     Case,
     Result,

@@ -1,6 +1,6 @@
 """Training scripts as people write them, on loads and steps of given length.
 
-    python -m bench.loop_shapes SHAPE [--load MS] [--step MS] [--workers N] [--steps N]
+    python -m bench.scripts.loop_shapes SHAPE [--load MS] [--step MS] [--workers N] [--steps N]
 
 Each shape is the loop of a library or of a well-known example, with nothing of ours in it. Prints
 its steps a second, the first fifth left out.

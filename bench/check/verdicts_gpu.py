@@ -1,9 +1,9 @@
 """How often the bottleneck check is right on a CUDA device: kernels and copies of known length.
 
-The loops are those of the played device (`bench.workloads`). A kernel spins for a known number of
-the device's cycles; a copy moves as many bytes as take the known time. Both are calibrated by
-events. Truths come from the played device with CUDA's launch queue of 1,024. Without CUDA the
-same loops run on the host, where a step's kernels are over when it returns.
+The loops are those of the played device (`bench.check.workloads`). A kernel spins for a known
+number of the device's cycles; a copy moves as many bytes as take the known time. Both are
+calibrated by events. Truths come from the played device with CUDA's launch queue of 1,024. Without
+CUDA the same loops run on the host, where a step's kernels are over when it returns.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from bench.check.known_work import Rows, as_array, burn
+from bench.check.played import Loop, Overhead
+from bench.check.truth import Truth, calibrated
+from bench.check.verdicts import summarise
+from bench.check.workloads import WORKLOADS
 from bench.harness import Case, Result, Scale
-from bench.known_work import Rows, as_array, burn
-from bench.played import Loop, Overhead
-from bench.truth import Truth, calibrated
-from bench.verdicts import summarise
-from bench.workloads import WORKLOADS
 
 __all__ = ["CASES"]
 

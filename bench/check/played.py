@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from bench.known_work import Kind, Rows, as_array, burn, wait
+from bench.check.known_work import Kind, Rows, as_array, burn, wait
 from dataloaders.measuring.clocks import HostClock, HostTime
 
 __all__ = [

@@ -1,11 +1,11 @@
 """Predicted against measured speed-ups: datasets x transforms x steps x remedies, on real loops.
 
 The check predicts, in a loop as it stands. Then each remedy is made, and its loop runs in turns
-with the first one. A third of the pairs are steps on a played device (`bench.played`), whose copies
-and kernels take a known time while everything else is real.
+with the first one. A third of the pairs are steps on a played device (`bench.check.played`), whose
+copies and kernels take a known time while everything else is real.
 
     python -m bench what_if           some 30 minutes; needs a machine with nothing else to do
-    python -m bench.what_if photos    the loops whose names begin so; nothing is kept
+    python -m bench.check.what_if photos    the loops whose names begin so; nothing is kept
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bench.dali import folder_of_photos
+from bench.check.known_work import burn
+from bench.check.played import CopiedAhead, Device, Loop, PlayedStep, RealTime
+from bench.check.truth import clock_of_step
+from bench.dali.photos import folder_of_photos
 from bench.harness import Case, Result, Scale, in_folder, show
-from bench.known_work import burn
-from bench.played import CopiedAhead, Device, Loop, PlayedStep, RealTime
-from bench.truth import clock_of_step
 from dataloaders import registry
 from dataloaders.bottleneck import Report, check_bottleneck
 from dataloaders.loader import wrap

@@ -1,0 +1,1 @@
+"""What a cache costs to build and to read."""

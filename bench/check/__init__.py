@@ -1,0 +1,1 @@
+"""The check's verdicts and predictions, against loops of known truth."""

@@ -1,0 +1,1 @@
+"""Photos by record and replay, beside torch and DALI by hand."""

@@ -1,0 +1,1 @@
+"""The check on whole training scripts: ours, and those of others."""
