@@ -25,6 +25,7 @@ def case(name, limit_s=60.0):
     return Case(name, "Does it run?", "it does", lambda scale: None, gpu=True, limit_s=limit_s)
 
 
+@pytest.mark.nightly
 def test_a_case_that_fails_hangs_or_has_no_time_is_told_and_the_next_one_runs(tmp_path):
     target = tmp_path / "gpu.json"
     cases = [case("no such case"), case("slow", limit_s=0.1)]
