@@ -373,8 +373,9 @@ class Check:
         return analyse(
             rounds,
             part=part,
-            asynchronous=self._schedule.asynchronous or not self._schedule.alone,
+            asynchronous=self._schedule.asynchronous,
             parallel=feed.parallel,
+            ranks=not self._schedule.alone,
             turn=max(1, feed.workers),
             epoch_starts=[start + end_s for start in feed.epoch_starts] if feed.length else (),
             length=feed.length or 1,

@@ -1,9 +1,10 @@
-"""Estimate real / synthetic, and what each cause takes, from corrected blocks.
+"""Estimates of real / synthetic from corrected blocks; the report says which one carries it.
 
-waits    the host's clock: 1 + wait in next() / step + how much slower steps are beside workers.
-         Both waits and steps are measured to the microsecond, one by one.
-blocks   a device's clock, or several ranks: real / synthetic, whole rounds resampled
-steps    the same with less than four rounds: segments resampled
+blocks   real / synthetic, whole rounds resampled
+steps    the same, segments resampled: where there are few rounds, on a device's clock
+waits    1 + wait in next() / step + contention: the wait of a real step is measured to the
+         microsecond. On the host's clock it is lost time; on a device's it is the most
+         that can be lost, so there it can only carry "step-bound".
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ Array: TypeAlias = npt.NDArray[np.float64]
 # the measuring itself): no interval is narrower than this share of its estimate.
 RESOLUTION = 0.01
 
-_HELD_FROM = 0.005  # a share that no process ever escapes
+_HELD_FROM = 0.005  # what no process ever escapes
 _FEWEST_SEGMENTS = 2
-_FEWEST_ROUNDS = 4  # two or three blocks agree by chance too often
+_FEWEST_ROUNDS = 4
 _MOST_UNITS = 200
 _TRIMMED = 0.1
 _TRIMMED_OF_A_BLOCK = 0.25
-_SLOW_FROM_S = 0.05
 _ALONE_FROM_S = 0.005  # below, what loading does to caches is a part of the step worth measuring
+_SLOW_FROM_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,57 +63,78 @@ class Estimate:
         return _stalls(self.draws), means
 
 
-def estimate_of(
+@dataclass(frozen=True)
+class _EpochStarts:
+    """What starting an epoch of ``length`` batches takes: seconds, one by one."""
+
+    seconds: Sequence[float]
+    length: int
+
+    def beyond(self, usual: Array) -> Array:
+        """Return draws of the seconds a batch that starts add to what each step takes anyway."""
+        if not self.seconds:
+            return np.zeros_like(usual)
+        seconds = np.array(self.seconds)
+        picks = np.random.default_rng(1).integers(0, len(seconds), (len(usual), len(seconds)))
+        return np.asarray(np.maximum(0.0, seconds[picks].mean(axis=1) - usual) / self.length)
+
+
+def estimates_of(
     found: Corrected,
     *,
     asynchronous: bool,
     parallel: bool,
+    ranks: bool,
     turn: int,
     epoch_starts: Sequence[float],
     length: int,
-) -> Estimate | None:
-    """Return the estimate, or None if too little was measured; see `analyse`."""
+) -> list[Estimate]:
+    """Return the estimates that there is enough for, the best first; see `analyse`."""
     rounds, everything = found.rounds, [*found.rounds, found.part]
-    starts = found.starts if asynchronous else epoch_starts
-    starts = [] if found.whole_epochs else starts
-    if asynchronous and len(rounds) >= _FEWEST_ROUNDS:
+    visible = found.starts if asynchronous else epoch_starts
+    starts = _EpochStarts(() if found.whole_epochs else visible, length)
+    estimates: list[Estimate] = []
+    if len(rounds) >= 2:
         blocks = {
             arm: np.array([(one[arm].seconds, one[arm].steps) for one in rounds])
             for arm in rounds[0]
         }
-        estimate = _by_difference("blocks", blocks, starts, length, len(rounds))
-        return _with_waits_elsewhere(estimate, segments_of(everything, "synthetic"))
-    segments = {arm.name: those for arm in ARMS if (those := segments_of(everything, arm.name))}
-    fewest = min(len(segments.get(arm, ())) for arm in ("synthetic", "real"))
-    if not (parallel or asynchronous) and len(segments.get("synthetic", ())) < _FEWEST_SEGMENTS:
-        # Nothing works beside the step: without their waits, real steps are steps alone.
-        own = (one._replace(seconds=one.seconds - one.waited) for one in segments.get("real", ()))
-        segments["synthetic"] = [*own]
-        fewest = len(segments["synthetic"])
-    # Of each worker a batch, unless they were idle, their queue full.
-    busy = any(one["real"].busy for one in everything if "real" in one)
-    few = busy and sum(one.steps for one in segments.get("real", ())) < turn
-    if few or fewest < _FEWEST_SEGMENTS:
-        return None
-    if asynchronous:
-        units = {arm: _units(those) for arm, those in segments.items()}
-        # Neighbouring segments share the state of the queue: they count for half.
-        count = max(2, min(map(len, units.values())) // 2)
-        estimate = _by_difference("steps", units, starts, length, count)
-        return _with_waits_elsewhere(estimate, segments["synthetic"])
-    # Where steps are slow there are few: those of the warm-up say as well how long a step takes.
-    if per_step(segments["synthetic"]) > _SLOW_FROM_S:
-        for arm in segments.keys() & {"synthetic", "contended"}:
+        estimates.append(_by_difference("blocks", blocks, starts, asynchronous, len(rounds)))
+    segments = {arm.name: segments_of(everything, arm.name) for arm in ARMS}
+    step_s = per_step(segments["synthetic"])
+    # Where steps are slow there are few, and each one says how long a step takes.
+    for arm in ("synthetic", "contended"):
+        if segments[arm] and not asynchronous and step_s > _SLOW_FROM_S:
             warm_up = [seconds for one in everything if arm in one for seconds in one[arm].warm_up]
             segments[arm] += [Segment(seconds, 1) for seconds in warm_up]
-    return _by_waits(segments, rounds, starts, length, parallel=parallel, turn=turn)
+    alone = not parallel and step_s >= _ALONE_FROM_S
+    whole_turn = sum(one.steps for one in segments["real"]) >= turn
+    if whole_turn and min(len(segments["synthetic"]), len(segments["real"])) >= _FEWEST_SEGMENTS:
+        if asynchronous:
+            units = {arm: _units(those) for arm, those in segments.items() if those}
+            # Neighbouring segments share the state of the queue: they count for half.
+            count = max(2, min(len(those) for those in units.values()) // 2)
+            estimates.append(_by_difference("steps", units, starts, asynchronous, count))
+            if not ranks and (segments["contended"] or not parallel):
+                most = replace(starts, seconds=epoch_starts)  # the device may hide them
+                estimates.append(_bounded_by_waits(segments, most, estimates[0]))
+        else:
+            by_waits = _by_waits(segments, starts, alone=alone, rounds=rounds, turn=turn)
+            # Without anything beside the step the wait is the gap: the better way comes first.
+            estimates.insert(0 if alone else len(estimates), by_waits)
+    if len(estimates) > 1 and len(rounds) < _FEWEST_ROUNDS:
+        # Two or three blocks agree by chance too often; their steps are the better witnesses.
+        estimates = [one for one in estimates if one.evidence != "blocks"]
+    if asynchronous:
+        estimates = [_with_waits_elsewhere(one, segments["synthetic"]) for one in estimates]
+    return estimates
 
 
 def _by_difference(
     evidence: Evidence,
     units: Mapping[str, Array],
-    starts: Sequence[float],
-    length: int,
+    starts: _EpochStarts,
+    asynchronous: bool,
     count: int,
 ) -> Estimate:
     """Compare real and synthetic: rounds resampled as wholes, or each arm's segments."""
@@ -120,48 +142,76 @@ def _by_difference(
     draws: dict[str, Array] = {}
     for seed, (arm, those) in enumerate(units.items()):
         means[arm], draws[arm] = _ratio(those, 0, 0 if evidence == "blocks" else seed)
-    added = _added_by_starts(starts, length, draws["real"])
+    usual = draws["real"] if asynchronous else np.maximum(0.0, draws["real"] - draws["synthetic"])
+    added = starts.beyond(usual)
     draws["real"] = draws["real"] + added
     means["real"] += float(np.mean(added))
     return _estimate(evidence, draws, means, count)
 
 
+def _ratio(units: Array, column: int, seed: int) -> tuple[float, Array]:
+    """Return the sum of a column (0: seconds, 2: waited) over the sum of steps, and draws of it."""
+    above, steps = units[:, column], units[:, 1]
+    return float(above.sum() / steps.sum()), ratio_draws(above, steps, seed)
+
+
+def _slower(beside: Array, each: Array) -> tuple[float, Array]:
+    """Return how much slower steps are beside the loader's work, and draws of that.
+
+    Trimmed: what the machine did to a few steps of one arm is not the loader's doing.
+    """
+    beside, each = beside[:, 0] / beside[:, 1], each[:, 0] / each[:, 1]
+    draws = _trimmed(picked(beside, 2)) - _trimmed(picked(each, 3))
+    return float(_trimmed(beside) - _trimmed(each)), draws
+
+
 def _by_waits(
     segments: Mapping[str, list[Segment]],
-    rounds: Sequence[Round],
-    starts: Sequence[float],
-    length: int,
+    starts: _EpochStarts,
     *,
-    parallel: bool,
+    alone: bool,
+    rounds: Sequence[Round],
     turn: int,
 ) -> Estimate:
-    """Add the wait and what workers slow the step down by to the step."""
-    several = sum(one.steps for one in segments["real"]) >= 2 * turn
-    real = _units(segments["real"], turn if several else 1)  # workers deliver in turns
+    """Add wait and contention to the step, on the host's clock."""
+    # Workers deliver in turns: where waits repeat themselves so, whole turns differ less.
+    units = (_units(segments["real"], each) for each in (1, turn))
+    real = min(units, key=lambda one: _ratio(one, 2, 0)[1].std())
     resident = _units(segments["synthetic"])
     wait, waited = _ratio(real, 2, 0)
     own = real.copy()  # the steps of real blocks, without their waits
     own[:, 0] -= own[:, 2]
-    slower, slower_draws, clusters = 0.0, np.zeros_like(waited), len(own)
-    alone = not parallel and per_step(segments["synthetic"]) >= _ALONE_FROM_S
-    if alone:  # without anything beside the step, all of these are steps alone
+    if segments["contended"]:
+        own = _units(segments["contended"])
+    if alone:
         resident = np.concatenate([resident, own])
-    else:
-        beside = _units(segments["contended"]) if "contended" in segments else own
-        slower, slower_draws, clusters = _slower(beside, resident, rounds)
     step, step_draws = _ratio(resident, 0, 1)
-    added = _added_by_starts(starts, length, waited)
+    slower, slower_draws, clustered = 0.0, np.zeros_like(step_draws), len(real)
+    if not alone:
+        slower, slower_draws = _slower(own, resident)
+        pairs = [
+            _trimmed(_steps_of(one["contended"]), _TRIMMED_OF_A_BLOCK)
+            - _trimmed(_steps_of(one["synthetic"]), _TRIMMED_OF_A_BLOCK)
+            for one in rounds
+            if "contended" in one and one["contended"].segments and one["synthetic"].segments
+        ]
+        if len(pairs) >= _FEWEST_ROUNDS:
+            # What another process does lasts for a block: its steps are no witnesses of their own.
+            by_round = picked(np.array(pairs), 4).mean(axis=1)
+            if by_round.std() > slower_draws.std():
+                slower, slower_draws, clustered = float(np.mean(pairs)), by_round, len(pairs)
+    added = starts.beyond(waited)
+    wait += float(np.mean(added))
     draws = {"synthetic": step_draws, "real": step_draws + slower_draws + waited + added}
-    means = {"synthetic": step, "real": step + slower + wait + float(np.mean(added))}
-    if parallel:
+    means = {"synthetic": step, "real": step + slower + wait}
+    if not alone:
         draws["contended"], means["contended"] = step_draws + slower_draws, step + slower
     for seed, arm in enumerate(segments):
-        if arm not in means:
+        if segments[arm] and arm not in means:
             means[arm], draws[arm] = _ratio(_units(segments[arm]), 0, seed)
-    # The interval is widened for the observations of what varies most.
-    counts = _effective(real[:, 2]), clusters, len(resident)
-    spreads = [float(each.std()) for each in (waited, slower_draws, step_draws)]
-    count = counts[spreads.index(max(spreads))]
+    count = min(len(own), len(resident), 2 * len(real), 2 * clustered)
+    if float(waited.std()) > max(float(step_draws.std()), float(slower_draws.std())):
+        count = min(count, _effective(real[:, 2]))  # the waits are what varies most
     found = _estimate("waits", draws, means, count)
     if alone:
         return found
@@ -170,37 +220,36 @@ def _by_waits(
     mean = 1 + float(real[:, 2].sum() / (real[:, 0] - real[:, 2]).sum())
     least = interval_of(mean, sure, len(real), RESOLUTION * mean)
     bound = found.bound
-    low, estimate = max(bound.low, least.low), max(bound.estimate, least.low)
-    return replace(found, bound=Interval(low, estimate, max(bound.high, estimate)))
+    if bound.low < least.low:
+        # That leaves one end to chance: all of the 5 % are for the other one.
+        bound = interval_of(
+            bound.estimate, draws["real"] / step_draws, count, RESOLUTION, tails=(5, 95)
+        )
+        estimate = max(bound.estimate, least.estimate)
+        bound = Interval(least.low, estimate, max(bound.high, estimate, least.high))
+    return replace(found, bound=bound)
 
 
-def _slower(beside: Array, alone: Array, rounds: Sequence[Round]) -> tuple[float, Array, int]:
-    """Return how much slower steps are beside workers, draws of that, and how many observations.
-
-    Trimmed: what the machine did to a few steps of one arm is not the loader's doing. What another
-    process does lasts for a block: where there are enough rounds, they are resampled.
-    """
-    pairs = [
-        _trimmed(_steps_of(one["contended"]), _TRIMMED_OF_A_BLOCK)
-        - _trimmed(_steps_of(one["synthetic"]), _TRIMMED_OF_A_BLOCK)
-        for one in rounds
-        if "contended" in one
-    ]
-    beside, alone = beside[:, 0] / beside[:, 1], alone[:, 0] / alone[:, 1]
-    draws = _trimmed(picked(beside, 2)) - _trimmed(picked(alone, 3))
-    if len(pairs) >= _FEWEST_ROUNDS:
-        by_round = picked(np.array(pairs), 4).mean(axis=1)
-        if by_round.std() > draws.std():
-            return float(np.mean(pairs)), by_round, len(pairs)
-    return float(_trimmed(beside) - _trimmed(alone)), draws, min(len(beside), len(alone))
-
-
-def _added_by_starts(starts: Sequence[float], length: int, usual: Array) -> Array:
-    """Return draws of what starts of epochs add to each batch, beyond its ``usual`` seconds."""
-    if not starts:
-        return np.zeros_like(usual)
-    seconds = picked(np.array(starts), 1).mean(axis=1)
-    return np.asarray(np.maximum(0.0, seconds - usual) / length)
+def _bounded_by_waits(
+    segments: Mapping[str, list[Segment]], starts: _EpochStarts, known: Estimate
+) -> Estimate:
+    """Bound the gap on a device's clock: the host's waits, what workers cost, and the copy."""
+    real, resident = _units(segments["real"]), _units(segments["synthetic"])
+    (step, step_draws), (wait, waited) = _ratio(resident, 0, 1), _ratio(real, 2, 0)
+    most = 1 + (waited + starts.beyond(waited)) / step
+    estimate = 1 + wait / step
+    count = min(len(real), len(resident))
+    for arm in ("contended", "host"):  # what workers cost, and the copy to the device
+        if segments[arm]:
+            slower, draws = _slower(_units(segments[arm]), resident)
+            most, estimate = most + draws / step, estimate + slower / step
+            count = min(count, len(segments[arm]))
+    high = interval_of(estimate, most, count, floor=RESOLUTION * estimate).high
+    low = max(1 - RESOLUTION, min(known.bound.low, high))
+    bound = Interval(min(low, high), min(max(known.bound.estimate, low), high), high)
+    all_draws = {**known.draws, "real": np.minimum(known.draws["real"], high * step_draws)}
+    means = {**known.means, "real": min(known.means["real"], high * known.means["synthetic"])}
+    return Estimate("waits", bound, all_draws, means, count)
 
 
 def _with_waits_elsewhere(found: Estimate, resident: Sequence[Segment]) -> Estimate:
@@ -272,27 +321,12 @@ def _stalls(seconds: Mapping[str, object]) -> dict[str, Array]:
 
 
 def _units(segments: Sequence[Segment], turn: int = 1) -> Array:
-    """Return rows (seconds, steps, waited) of ``turn`` neighbouring steps, or of more steps."""
+    """(seconds, steps, waited) of ``turn`` neighbouring segments each; of more of very many."""
     values = np.array([(one.seconds, one.steps, one.waited) for one in segments], dtype=np.float64)
-    turns = max(1, int(values[:, 1].sum()) // turn)
-    count = min(_MOST_UNITS, len(values), turns)
+    turns = int(values[:, 1].sum()) // turn
+    count = min(_MOST_UNITS, len(values), turns if turns > 1 else len(values))
     edges = np.linspace(0, len(values), count, endpoint=False).astype(int)
     return np.asarray(np.add.reduceat(values, edges))
-
-
-def _ratio(units: Array, column: int, seed: int) -> tuple[float, Array]:
-    """Return the sum of a column (0: seconds, 2: waited) over the sum of steps, and draws of it."""
-    above, steps = units[:, column], units[:, 1]
-    return float(above.sum() / steps.sum()), ratio_draws(above, steps, seed)
-
-
-def _effective(values: Array) -> int:
-    """Return how many observations ``values`` are worth: few where a few make up their sum (Kish).
-
-    The tail of heavy-tailed waits is hardly seen in few steps.
-    """
-    squares = float((values**2).sum())
-    return max(2, round(float(values.sum()) ** 2 / squares)) if squares else len(values)
 
 
 def _steps_of(block: BlockTimes) -> Array:
@@ -304,3 +338,12 @@ def _trimmed(values: Array, share: float = _TRIMMED) -> Array:
     cut = int(values.shape[-1] * share)
     ordered = np.sort(values, axis=-1)
     return np.asarray(ordered[..., cut : values.shape[-1] - cut].mean(axis=-1))
+
+
+def _effective(values: Array) -> int:
+    """Return how many observations ``values`` are worth: few where a few make up their sum (Kish).
+
+    The tail of heavy-tailed waits is hardly seen in few steps.
+    """
+    squares = float((values**2).sum())
+    return max(2, round(float(values.sum()) ** 2 / squares)) if squares else len(values)

@@ -18,8 +18,9 @@ from dataloaders.bottleneck.evidence.corrections import Round, corrected
 from dataloaders.bottleneck.evidence.estimates import (
     RESOLUTION,
     Array,
+    Estimate,
     Evidence,
-    estimate_of,
+    estimates_of,
     held_share,
     undisturbed,
 )
@@ -60,6 +61,7 @@ def analyse(
     asynchronous: bool = False,
     parallel: bool = True,
     turn: int = 1,
+    ranks: bool = False,
     epoch_starts: Sequence[float] = (),
     length: int = 1,
 ) -> Analysis | None:
@@ -68,35 +70,45 @@ def analyse(
     Args:
         rounds: the same arms in each.
         part: the running round: its segments count where segments do.
-        asynchronous: whether waits say little: a device runs behind the host, or the step waits for
-            other ranks.
+        asynchronous: whether the clock is a device's, which runs behind the host.
         parallel: whether anything works for the loader while the step runs.
         turn: batches that the loader's workers deliver in turn, one each.
+        ranks: whether the step waits for other ranks, so that this one's waits tell little.
         epoch_starts: seconds that the loop waited from the end of an epoch to the first batch of
             the next one.
         length: batches of an epoch.
     """
     everything = [*rounds, part or {}]
+    asynchronous = asynchronous or ranks
     found = corrected(
         rounds, part or {}, asynchronous=asynchronous, parallel=parallel, length=length
     )
-    estimate = estimate_of(
-        found,
-        asynchronous=asynchronous,
-        parallel=parallel,
-        turn=turn,
-        epoch_starts=epoch_starts,
-        length=length,
-    )
-    if estimate is None:
+    estimates = [
+        undisturbed(one, everything, asynchronous, parallel)
+        for one in estimates_of(
+            found,
+            asynchronous=asynchronous,
+            parallel=parallel,
+            ranks=ranks,
+            turn=turn,
+            epoch_starts=epoch_starts,
+            length=length,
+        )
+    ]
+    if not estimates:
         return None
-    best = undisturbed(estimate, everything, asynchronous, parallel)
+    named: list[tuple[Verdict, Estimate]] = [
+        (name(one.bound, *one.stalls()) if _says_something(one.bound) else "inconclusive", one)
+        for one in estimates
+    ]
+    verdict, best = next((pair for pair in named if pair[0] != "inconclusive"), named[0])
+    if verdict == "inconclusive":
+        best = min(estimates, key=lambda one: one.bound.high - one.bound.low)
     held = max(held_share(everything, arm) for arm in ("synthetic", "real"))
+    if not _says_something(best.bound):
+        return Analysis(verdict, best.evidence, left_out=found.left_out, held=held)
     bound, count = best.bound, best.count
-    if not _says_something(bound):
-        return Analysis(evidence=best.evidence, left_out=found.left_out, held=held)
     stall_draws, stall_means = best.stalls()
-    verdict = name(bound, stall_draws, stall_means)
     enough = max(_ENOUGH_HALF_WIDTH, _ENOUGH_SHARE_OF_GAP * abs(bound.estimate - 1))
     return Analysis(
         verdict,
