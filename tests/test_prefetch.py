@@ -271,20 +271,30 @@ def test_the_last_batches_do_not_wait_for_the_workers_to_end(tmp_path):
 
 @pytest.mark.usefixtures("workers_end_fast")
 def test_persistent_workers_serve_the_newest_iterator(tmp_path):
-    flag, processes = tmp_path / "go", children()
+    waiting, go, processes = tmp_path / "waiting", tmp_path / "go", children()
 
     def sample(index):
-        while index > 4 and not flag.exists():  # the first iterator's thread is in next()
+        while index == 4 and not go.exists():
+            waiting.touch()
             time.sleep(0.01)
         return index
 
-    loader = DataLoader(MapDataset(sample), batch_size=2, **KEPT)
+    class Order(list):
+        def __iter__(self):  # called by iter(loader), once the workers are the newer iterator's
+            if waiting.exists():
+                go.touch()
+            return super().__iter__()
+
+    order = Order([[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
+    loader = DataLoader(MapDataset(sample), batch_sampler=order, **KEPT)
     one = iter(loader)
-    next(one)
-    threading.Timer(0.2, flag.touch).start()
-    assert [batch.tolist() for batch in loader][:2] == [[0, 1], [2, 3]]
+    assert next(one).tolist() == [0, 1]
+    assert becomes_true(waiting.exists)  # the first iterator's thread is in next(), or will be
+    assert [batch.tolist() for batch in loader] == list(order)
+    late = []
     with pytest.raises(RuntimeError, match="newer iterator"):
-        next(one)
+        late.extend(batch.tolist() for batch in one)
+    assert late in ([], [[2, 3]])  # it may have been ready
     assert len(children() - processes) == 2
 
 

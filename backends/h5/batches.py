@@ -2,6 +2,7 @@
 
     rows ──> raw images with a live tail   a window of each, copied from the mapped file into the
                                            batch, then made floats if the tail does so
+             tensors and arrays            stacked, in memory of the pool
              anything else                 default_collate of the column's leaves
 
 The batch equals ``default_collate([cached[row] for row in rows])``. Before any batch is made this
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from dataloaders.batches.collation import collates_as_torch
@@ -36,7 +38,7 @@ from dataloaders.transforms.read import Kind, read
 from .draws import Draws, FreeDraws
 from .floats import UpToBytes
 from .images import KINDS, Images
-from .rows import Rows
+from .rows import Rows, empty
 from .threads import Threads
 from .windows import NotThisBatch, Obstacle
 
@@ -46,6 +48,7 @@ _Leaf: TypeAlias = Callable[[Rows], Any]
 """Makes the batch of one column."""
 
 _PROVED_ROWS = 4
+_STACKED = ("tensor", "tv_tensor", "array")
 
 
 class _Batches:
@@ -156,10 +159,16 @@ def _leaf_of(column: Column, tail: Any) -> _Leaf:
         except Obstacle as error:
             raise Obstacle(f"column {column.entry.name!r}: {error}") from error
 
+    is_stacked = len(variants) == 1 and variants[0][0].partition(":")[0] in _STACKED
+
     def collated(rows: Rows) -> Any:
         leaves = column.leaves(rows.numbers.tolist())
         try:
-            return default_collate(leaves)
+            if not is_stacked:
+                return default_collate(leaves)
+            tensors = [torch.as_tensor(leaf) for leaf in leaves]
+            shape = len(tensors), *tensors[0].shape
+            return torch.stack(tensors, out=empty(rows.pool, shape, tensors[0].dtype))
         except Exception as error:  # torch raises it again, for whole samples
             raise NotThisBatch from error
 

@@ -142,7 +142,9 @@ def _forget_the_server(cwd: str) -> None:
     """Make this the main process, as a new interpreter is."""
     process.ORIGINAL_DIR = cwd  # type: ignore[attr-defined]
     process._parent_process = None  # type: ignore[attr-defined]
-    vars(process.current_process()).update(_identity=(), _name="MainProcess", _parent_pid=None)
+    this = vars(process.current_process())
+    this.update(_identity=(), _name="MainProcess", _parent_pid=None)
+    this["_config"].pop("tempdir", None)  # the server's own, which another user may not enter
     multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]
 
 
