@@ -63,11 +63,16 @@ def run_epochs(loader: Any, epochs: int = 2) -> Epochs:
 
 
 def assert_same_epochs(
-    ours: Epochs, theirs: Epochs, *, states: bool = True, storage: bool = False
+    ours: Epochs,
+    theirs: Epochs,
+    *,
+    states: bool = True,
+    strides: bool = True,
+    storage: bool = False,
 ) -> None:
     assert ours.length == theirs.length
     assert [len(epoch) for epoch in ours.batches] == [len(epoch) for epoch in theirs.batches]
-    assert_same(ours.batches, theirs.batches, storage=storage)
+    assert_same(ours.batches, theirs.batches, strides=strides, storage=storage)
     if states:
         assert_same(ours.states, theirs.states)
 
