@@ -179,7 +179,11 @@ def _assert_torchs(program):
         _program("raises", 2, [None, 1, None], batch_size=1),
         _program("raises with a batch", 1, [None], failing=5, batch_size=1),
         _program("raises", 0, [None, 5], tensors=True),
-        _program("as it goes", 1, [None, None], failing=5, batch_size=1),
+        # A torch worker sometimes ends only after its poll of 5 s.
+        pytest.param(
+            _program("as it goes", 1, [None, None], failing=5, batch_size=1),
+            marks=pytest.mark.nightly,
+        ),
         _program("shuffled", 0, [None, 3, None], tensors=True, seed=7),
     ],
     ids=lambda program: program["sampler"],

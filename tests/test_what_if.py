@@ -183,7 +183,8 @@ def test_slow_samples_are_named_by_index_and_file(tmp_path, count, slow, workers
     assert f"slow: sample {slow}" in str(report)
 
 
-def test_decoding_and_transforms_of_photos_are_told_apart(tmp_path):
+@pytest.mark.nightly
+def test_decoding_and_transforms_of_photos_have_their_own_shares(tmp_path):
     (tmp_path / "a").mkdir()
     for number in range(40):
         noise = Image.effect_noise((640, 480), 64).convert("RGB")
