@@ -24,7 +24,7 @@ from helpers.datasets import CountingStream
 # As on machines of more cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 NO_CUDA = torch.cuda.device_count() == 0
-CHOICE = learned.Learned(3, 2, False, batch_bytes=4096, memory_per_worker=2**20)
+CHOICE = learned.Learned(3, 2, False, batch_bytes=4096)
 AUTO = {"num_workers": "auto", "prefetch_factor": "auto", "pin_memory": "auto"}
 
 
@@ -141,20 +141,23 @@ def test_odd_datasets_are_survived_and_what_is_wrong_is_left_for_torch_to_say():
 # What was learned
 
 
-def test_a_learned_choice_is_used_for_its_batch_size_and_bounded_by_the_cores():
+def test_a_learned_choice_is_used_for_its_batch_size_and_bounded_by_the_cores(monkeypatch):
     learn(Files(), 1, 4, True)
     assert resolved(Files()) == (1, 4, not NO_CUDA)
     assert resolved(Files(), batch_size=8)[1] == 2
     learn(Files(), 0, None, False)
     assert resolved(Files())[:2] == (0, None)
     assert resolved(Files(), persistent_workers=True)[:2] == (1, 2)
-    learn(Files(), 1000, 2, False, batch_bytes=1, memory_per_worker=1)
+    learn(Files(), 1000, 2, False, batch_bytes=1)
+    monkeypatch.setattr(resources, "available_memory", lambda: 2**50)
     assert resolved(Files())[0] == max(8, 4 * resources.usable_cores())
 
 
 def test_fewer_where_memory_or_shared_memory_no_longer_bear_it(monkeypatch):
-    monkeypatch.setattr(resources, "available_memory", lambda: 500)  # half of it is for workers
-    learn(Files(), 5, 2, False, memory_per_worker=100)
+    each = 128 * 2**20 + resources.python_heap_bytes()
+    monkeypatch.setattr(resources, "python_heap_bytes", lambda: each - 128 * 2**20)
+    monkeypatch.setattr(resources, "available_memory", lambda: 5 * each)  # half is for workers
+    learn(Files(), 5, 2, False)
     assert resolved(Files())[0] == 2
     monkeypatch.undo()
     monkeypatch.setattr(resources, "shm_room", lambda path=None: 500)
@@ -190,7 +193,7 @@ def test_the_last_one_wins_and_nothing_else_is_left(cache):
 
 WRONG = {
     "surplus": (1,), "num_workers": (-1, "4", True, 0), "prefetch_factor": (None, 0, 1.5),
-    "pin_memory": (1,), "batch_bytes": (-5,), "memory_per_worker": ("much",), "gain": ("much",),
+    "pin_memory": (1,), "batch_bytes": (-5,), "gain": ("much",),
 }  # fmt: skip
 
 

@@ -26,11 +26,11 @@ def trial_of(settings, rate, **facts):
 class Played:
     """A search where settings have such rates; ``asked`` are the settings that it tries.
 
-    Workers from ``fails_at`` on fail, and leave so many to be tried as ``bears``.
+    Workers from ``fails_at`` on fail.
     """
 
-    def __init__(self, rate, *, busy=None, fails_at=99, bears=0, **facts):
-        self.rate, self.busy, self.fails_at, self.bears = rate, busy, fails_at, bears
+    def __init__(self, rate, *, busy=None, fails_at=99, **facts):
+        self.rate, self.busy, self.fails_at = rate, busy, fails_at
         self.asked, self.why = [], []
         known = {"given": ALONE, "alone": ALONE, "most": 16, **facts}
         self.search = Search(make=self.make, **known)
@@ -44,10 +44,8 @@ class Played:
         assert len(self.asked) < 200
         share = None if self.busy is None else self.busy(settings)
         trial = trial_of(settings, self.rate(settings), cpu_share=share)
-        if settings.num_workers < self.fails_at:
-            return trial
-        self.search.most = self.bears
-        return replace(trial, failed="it failed")
+        fails = settings.num_workers >= self.fails_at
+        return replace(trial, failed="it failed") if fails else trial
 
     @property
     def counts(self):
@@ -137,9 +135,7 @@ def test_what_there_is_no_room_for():
     assert full.asked == [workers(2), workers(4), workers(8, 1)]
     long = Played(rate, most=8, shm_cap=lambda prefetch: 16 // prefetch, prefetch=4)
     assert long.asked == [workers(2, 4), workers(4, 4), workers(8, 2)]
-    memory = Played(rate, fails_at=7, bears=6)
-    assert (memory.counts, memory.choice) == ([2, 4, 8, 6], workers(6))
-    died = Played(rate, fails_at=4, bears=0, pinning=True)
+    died = Played(rate, fails_at=4, pinning=True)
     assert (died.counts, died.choice) == ([2, 4], workers(2))
     died.search.add(replace(trial_of(workers(2), 900.0), failed="it died"))
     assert died.choice == ALONE

@@ -4,7 +4,6 @@
     available_memory()    MemAvailable and every cgroup limit above it          │ divided by
     total_memory()        main memory and every cgroup limit above it           │ ranks_here()
     shm_room()            free in /dev/shm, where torch's workers put batches   ┘
-    private_memory(pid)   what one worker costs now
     python_heap_bytes()   what every forked worker may come to copy by counting references
 
 The ranks that torchrun starts on one machine share its cores and its memory. Only this module
@@ -207,17 +206,6 @@ def shm_shortage(
         "--ipc=host), or use fewer workers or smaller batches (the sharing strategy 'file_system' "
         "uses the same room)"
     )
-
-
-def private_memory(pid: int, root: Path = _ROOT) -> int | None:
-    """Return the bytes of process ``pid`` that no other process shares: what ending it would free.
-
-    None if it has ended, or if the system does not say.
-    """
-    fields = _fields(root / "proc" / str(pid) / "smaps_rollup")
-    if "Private_Dirty:" not in fields:
-        return None
-    return (fields.get("Private_Clean:", 0) + fields["Private_Dirty:"]) * 1024
 
 
 def python_heap_bytes() -> int:

@@ -70,11 +70,10 @@ def resolve(
     least = 1 if needs_workers or _is_int(prefetch_factor) else 0
     chosen: Any = num_workers
     if num_workers == "auto":
-        wanted, per_worker = _by_rule(dataset, size), None
+        wanted = _by_rule(dataset, size)
         if found is not None:
             wanted = min(found.num_workers, most_workers(resources.usable_cores()))
-            per_worker = found.memory_per_worker
-        chosen = max(least, min(wanted, memory_cap(per_worker)) if wanted else 0)
+        chosen = max(least, min(wanted, memory_cap()) if wanted else 0)
     has_workers = _is_int(chosen) and chosen > 0
     prefetch: Any = prefetch_factor
     if prefetch_factor == "auto":
@@ -160,14 +159,14 @@ def most_workers(cores: int) -> int:
     return max(_LEAST_MOST, _WORKERS_PER_CORE * cores)
 
 
-def memory_cap(memory_per_worker: int | None = None) -> int:
+def memory_cap() -> int:
     """Return the most workers for which this rank's available memory has room.
 
-    ``memory_per_worker`` in bytes; None: a bare worker, and a copy of all Python objects of this
-    process, since counting references copies their pages.
+    A worker takes its own pages, and a copy of all Python objects of this process, since counting
+    references copies their pages.
     """
-    cost = memory_per_worker or _WORKER_BYTES + resources.python_heap_bytes()
-    return int(resources.available_memory() * _MEMORY_SHARE // max(1, cost))
+    cost = _WORKER_BYTES + resources.python_heap_bytes()
+    return int(resources.available_memory() * _MEMORY_SHARE // cost)
 
 
 def shm_cap(batch_bytes: int, prefetch_factor: int) -> int | None:

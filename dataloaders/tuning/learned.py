@@ -1,7 +1,7 @@
 """Learned choices on disk: one small JSON file for each machine, dataset and batching.
 
     $DATALOADERS_CACHE, else $XDG_CACHE_HOME/gpu-dataloaders, else ~/.cache/gpu-dataloaders
-    └── tuned/<hash of the key>.json      the key in clear, the choice, its memory
+    └── tuned/<hash of the key>.json      the key in clear, and the choice
 
 A file that cannot be read or holds impossible values counts as "nothing learned". Paths of datasets
 and scripts are stored as hashes, and nothing is unpickled.
@@ -49,13 +49,12 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Learned:
-    """Holds a choice of tuning, and the memory that it takes."""
+    """Holds a choice of tuning."""
 
     num_workers: int
     prefetch_factor: int | None
     pin_memory: bool
     batch_bytes: int = 0  # of the tensors of one batch; 0 if not known
-    memory_per_worker: int | None = None  # bytes, with the pages copied on write over an epoch
     backend: dict[str, Any] | None = None  # its "name" and "options", for ``backend="auto"``
     gain: float = 1.0  # ratio of its rate and that of the loader as it was
     day: str = ""  # when it was learned
@@ -63,9 +62,7 @@ class Learned:
     @property
     def possible(self) -> bool:
         """Return whether the values have the right types and torch accepts them together."""
-        counts = [self.num_workers, self.batch_bytes]
-        counts += [] if self.memory_per_worker is None else [self.memory_per_worker]
-        depth = self.prefetch_factor
+        counts, depth = (self.num_workers, self.batch_bytes), self.prefetch_factor
         return (
             all(type(count) is int and count >= 0 for count in counts)
             and (type(depth) is int and depth > 0 if self.num_workers else depth is None)

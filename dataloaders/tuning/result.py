@@ -33,8 +33,7 @@ class Trial:
     # CPU seconds of this process and the workers, per second and usable core. Near 1, more workers
     # gain nothing.
     cpu_share: float | None = None
-    memory_per_worker: int | None = None  # bytes at the end of an epoch, with pages copied on write
-    failed: str | None = None  # why it cannot be used: workers died, or memory does not suffice
+    failed: str | None = None  # why its workers died or could not start
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Tuning:
         return text
 
     def __str__(self) -> str:
-        heads = ["workers", "prefetch", "pinned", "samples/s", "start", "CPU", "MiB each"]
+        heads = ["workers", "prefetch", "pinned", "samples/s", "start", "CPU"]
         rows = [_row(trial, self.choice) for trial in self.trials]
         text = table([*heads, ""], rows, right=heads, width=_WIDTH)
         lines = [text, "", f"use {self.choice}: {self.reason}"]
@@ -109,7 +108,7 @@ def _plain(value: object) -> object:
 
 
 def _row(trial: Trial, choice: Settings) -> tuple[str, ...]:
-    settings, rate, memory = trial.settings, trial.samples_per_second, trial.memory_per_worker
+    settings, rate = trial.settings, trial.samples_per_second
     spread = "" if rate is None else f" ± {100 * rate.half_width / rate.estimate:.0f} %"
     return (
         str(settings.num_workers),
@@ -118,6 +117,5 @@ def _row(trial: Trial, choice: Settings) -> tuple[str, ...]:
         "-" if rate is None else f"{rate.estimate:,.0f}{spread}",
         f"{trial.startup_s:.2f} s",
         "" if trial.cpu_share is None else f"{100 * trial.cpu_share:.0f} %",
-        "" if memory is None else f"{memory / 2**20:,.0f}",
         ("<- " if settings == choice else "") + (trial.failed or trial.why),
     )

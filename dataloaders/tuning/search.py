@@ -50,7 +50,7 @@ class Search:
     alone: Settings  # without workers: the choice if nothing else was tried
     make: Make  # makes a trial of settings, for a reason
     needed: float = math.inf  # samples per second above which faster loading gains nothing
-    most: int = 0  # workers; `make` lowers it when a trial does not fit
+    most: int = 0  # workers; 0 once workers failed
     fewest: int = 2  # workers worth a trial; with a step, one can work beside it
     prefetch: int = DEFAULT_PREFETCH  # batches a worker, if they fit into shared memory
     shm_cap: Callable[[int], int | None] = lambda prefetch: None  # most workers, by prefetch factor
@@ -76,10 +76,11 @@ class Search:
         return no_room and not self._is_enough(choice)
 
     def add(self, trial: Trial, *, comparable: bool = True) -> None:
-        """Keep ``trial``; if it failed, drop earlier rates of its settings."""
+        """Keep ``trial``; if it failed, drop earlier rates of its settings, and try no workers."""
         self.trials.append(trial)
         if trial.failed is not None:
             self._rates.pop(trial.settings, None)
+            self.most = 0
         elif comparable and trial.epoch_samples_per_second is not None:
             self._rates.setdefault(trial.settings, []).append(trial.epoch_samples_per_second)
 
@@ -108,8 +109,7 @@ class Search:
         while max(before.num_workers + 1, self.fewest) <= count <= self.most:
             settings = self._at(count)
             if not (yield from self._try(settings, why)):
-                count = min(self.most, count - 1)  # the failure has lowered the most
-                continue
+                return
             if before.num_workers or self.meets(settings):
                 yield from self._decide_in_turns()
             rates = self.rates

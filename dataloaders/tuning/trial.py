@@ -24,7 +24,6 @@ from torch.utils.data._utils import worker as torch_worker
 
 from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
 from dataloaders.errors import CheckError
-from dataloaders.machine import resources
 from dataloaders.measuring.clocks import Clock, clock_of, cpu_seconds, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, interval_of, ratio_draws
@@ -58,7 +57,6 @@ class Measured:
     batch_bytes: int  # of the tensors of the largest batch
     batches: int = 0  # taken in all
     held: list[Batch] = field(default_factory=list)  # copies of some batches, if wanted
-    memory_per_worker: int | None = None  # see `Trial`
 
     @property
     def samples_per_second(self) -> Interval:
@@ -185,7 +183,6 @@ def observe(
             batch_bytes=batch_bytes,
             batches=warmed + count,
             held=held,
-            memory_per_worker=_memory_per_worker(processes),
         )
 
 
@@ -297,12 +294,3 @@ def _interval(blocks: list[tuple[float, int]]) -> Interval:
     found = interval_of(mean, ratio_draws(seconds, steps), len(blocks))
     estimate = max(found.estimate, 1e-9)
     return Interval(max(found.low, estimate / 4), estimate, min(found.high, estimate * 4))
-
-
-def _memory_per_worker(workers: list[int]) -> int | None:
-    """Return the bytes of the largest worker at the end of an epoch; None if not known.
-
-    By then it has its own copy of the Python objects, by counting references to them.
-    """
-    private = [found for pid in workers if (found := resources.private_memory(pid)) is not None]
-    return max(private) + resources.python_heap_bytes() if private else None

@@ -299,7 +299,6 @@ class Tuner:
         except Exception as error:
             if not _is_workers_fault(error):
                 raise  # the dataset's own
-            self._search.most = 0
             self._notes.append(f"{settings} failed: {_text(error)}")
             return Trial(settings, why, None, None, failed=_text(error))
         return self._trial(settings, why, measured, began)
@@ -313,23 +312,8 @@ class Tuner:
             whole_s = measured.startup_s + (batches - 1) * batch_s
             over_epoch = batches * measured.samples_per_batch / max(whole_s, 1e-9)
         cpu_share = measured.cpu_per_batch / batch_s / self._cores
-        seconds, each = time.perf_counter() - began, measured.memory_per_worker
-        failed = self._too_large(settings, each)
-        return Trial(
-            settings, why, rate, over_epoch, measured.startup_s, seconds, cpu_share, each, failed
-        )
-
-    def _too_large(self, settings: Settings, per_worker: int | None) -> str | None:
-        """Return why memory does not bear ``settings``, or None; add a note."""
-        # By the same rule auto.resolve() would give a remembered setting fewer workers.
-        bears = auto.memory_cap(per_worker) if per_worker else settings.num_workers
-        if not per_worker or settings.num_workers <= bears:
-            return None
-        self._search.most = min(self._search.most, bears)
-        text = f"{settings.num_workers} workers of {per_worker / 2**20:,.0f} MiB each, by the end "
-        text += f"of an epoch, do not fit in available memory, which bears {bears} of them"
-        self._notes.append(f"{text}: settings with more were ruled out. {_FREE_MEMORY}")
-        return text
+        seconds = time.perf_counter() - began
+        return Trial(settings, why, rate, over_epoch, measured.startup_s, seconds, cpu_share)
 
     # Results ------------------------------------------------------------------------------------
 
@@ -376,7 +360,6 @@ class Tuner:
             prefetch_factor=choice.prefetch_factor,
             pin_memory=choice.pin_memory,
             batch_bytes=self._batch_bytes,
-            memory_per_worker=trial.memory_per_worker,
             day=time.strftime("%Y-%m-%d"),
         )
         return learned.remember(learned.key_of_loader(loader, backend_of(loader).name), found)
