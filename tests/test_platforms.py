@@ -1,7 +1,7 @@
 """What works without what Windows lacks, and what says so instead.
 
 Simulated on Linux, in an interpreter of its own, which has none of what Windows lacks; macOS lacks
-a part of that. torch, psutil and parts of Python choose their code by platform: they are imported
+a part of that. torch and parts of Python choose their code by platform: they are imported
 before, and stay as on Linux, as do files and torch's ways to start workers and to share memory.
 """
 
@@ -26,7 +26,6 @@ import signal
 import sys
 import types
 
-import psutil
 import rich.console
 import torch
 from torch.utils.data import Dataset
@@ -56,7 +55,7 @@ def opened(file, *arguments, **options):
 # Its way to send a semaphore to a spawned worker is this system's.
 multiprocessing.synchronize.sys = types.SimpleNamespace(**vars(sys))
 sys.platform = "win32"
-for module in ("fcntl", "resource", "termios", "tty", "pty", "pwd", "grp", *WITHOUT):
+for module in ("fcntl", "resource", "termios", "tty", "pty", "pwd", "grp"):
     sys.modules[module] = None  # importing it is an ImportError
 for name in MISSING.split():
     delattr(os, name)
@@ -65,7 +64,7 @@ for name in [name for name in vars(mmap) if name.startswith(("MAP_", "MADV_", "P
 for name in ("SIGKILL", "SIGBUS", "SIGALRM", "SIGUSR1"):
     delattr(signal, name)
 mmap.mmap = Map
-OPEN = psutil.open = psutil._common.open = psutil._psplatform.open = io.open
+OPEN = io.open
 io.open = builtins.open = opened
 
 from dataloaders import DataLoader
@@ -111,11 +110,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another system is itself, and plays no other")
-@pytest.mark.parametrize("without", [(), ("psutil",)], ids=["with psutil", "without"])
 @pytest.mark.nightly
-def test_plain_loaders_work_and_the_rest_says_what_is_missing(without, tmp_path):
+def test_plain_loaders_work_and_the_rest_says_what_is_missing(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text(f"WITHOUT = {without}\n{PROGRAM}")
+    program.write_text(PROGRAM)
     root, cache = str(Path(__file__).parents[1]), str(tmp_path / "cache")
     run = subprocess.run(
         [sys.executable, program],
@@ -124,8 +122,6 @@ def test_plain_loaders_work_and_the_rest_says_what_is_missing(without, tmp_path)
         env={**os.environ, "PYTHONPATH": root, "DATALOADERS_CACHE": cache},
     )
     assert run.returncode == 0, run.stderr
-    says = "not known, and 4 GiB are assumed: on win32 psutil knows it; install it with: "
-    assert (says + "pip install 'gpu-dataloaders[check]'" in run.stderr) == bool(without)
     pages, *caches = run.stdout.splitlines()
     assert pages.startswith("only Linux reports which pages of a file are in memory")
     assert "this is win32, which has no /proc/self/maps" in pages

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from dataloaders import cli
 from dataloaders.errors import DataLoadersError, MissingDependency
-from dataloaders.measuring.progress import ProgressLine
 from dataloaders.tuning.learned import cache_folder
 
 _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_images.py"
@@ -38,24 +37,14 @@ def carry_out(options: Namespace) -> int:
             f"the demo reads JPEG files with torchvision and Pillow, and {missing[0]} cannot be "
             "imported; install them with: pip install 'gpu-dataloaders[vision]'"
         )
-    data = ["--data", str(made_photos())]
+    from dataloaders.cli.photos import make_photos  # needs Pillow
+
+    photos = cache_folder() / "demo" / "photos-2"
+    if not photos.is_dir():
+        print(f"making photographs in {photos}", flush=True)
+    data = ["--data", str(make_photos(photos))]
     # 37 batches an epoch: enough of them for a steady state.
     script = [str(_EXAMPLE), "--", *data, "--epochs", "1000", "--batch-size", "8"]
     words = ["check", "--try", "--budget", f"{options.budget:g}", *script]
     print(f"$ dataloaders {shlex.join(words)}\n", flush=True)
     return cli.main(words)
-
-
-def made_photos() -> Path:
-    """Return the folder of the demo's photographs; make them unless they are there."""
-    from dataloaders.cli.photos import make_photos  # needs Pillow
-
-    folder = cache_folder() / "demo" / "photos-2"
-    line = ProgressLine()
-    if not folder.is_dir():
-        print(f"making photographs in {folder}", flush=True)
-    try:
-        make_photos(folder, progress=lambda done, count: line(f"photographs  {done} of {count}"))
-    finally:
-        line.close()
-    return folder

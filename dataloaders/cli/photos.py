@@ -11,7 +11,7 @@ exponents of 0.7 to 1.5 from scene to scene.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,43 +32,32 @@ _QUALITY = 90
 Floats = npt.NDArray[np.float32]
 
 
-def make_photos(
-    folder: Path,
-    *,
-    count: int = 300,
-    seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, count: None,
-) -> Path:
-    """Return ``folder`` with ``count`` JPEG files in class folders; make those that are missing.
+def make_photos(folder: Path, *, count: int = 300, seed: int = 0) -> Path:
+    """Return ``folder`` with ``count`` JPEG files in class folders; make it unless it exists.
 
-    ``progress(done, count)`` is called after each file. The same seed gives the same pictures.
+    The same seed gives the same pictures.
     """
-    names = list(_HUES)
-    files = [folder / names[n % len(names)] / f"{n:04d}.jpg" for n in range(count)]
-    missing = [number for number, file in enumerate(files) if not file.exists()]
-    if not missing:
+    if folder.is_dir():
         return folder
     rng = np.random.default_rng(seed)
     textures = [_texture(rng) for _ in range(3)]
     noise = rng.standard_normal((_TEXTURE_SIDE, _TEXTURE_SIDE), dtype=np.float32)
-    for name in names:
-        (folder / name).mkdir(parents=True, exist_ok=True)
+    names = list(_HUES)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
+        photos = Path(unfinished, "photos")
+        for name in names:
+            (photos / name).mkdir(parents=True)
 
-    def make(number: int) -> None:
-        file = files[number]
-        image = _photo(np.random.default_rng((seed, number)), file.parent.name, textures, noise)
-        unfinished = file.with_suffix(f".{os.getpid()}")
-        image.save(unfinished, "JPEG", quality=_QUALITY)
-        os.replace(unfinished, file)
+        def make(number: int) -> None:
+            name = names[number % len(names)]
+            image = _photo(np.random.default_rng((seed, number)), name, textures, noise)
+            image.save(photos / name / f"{number:04d}.jpg", "JPEG", quality=_QUALITY)
 
-    # NumPy and Pillow give up the GIL in nearly all of this work: threads use every core.
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        try:
-            for done, _ in enumerate(pool.map(make, missing), start=count - len(missing) + 1):
-                progress(done, count)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        # NumPy and Pillow give up the GIL in nearly all of this work: threads use every core.
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            list(pool.map(make, range(count)))
+        photos.rename(folder)
     return folder
 
 

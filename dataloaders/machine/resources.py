@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,12 +96,12 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 def available_memory(root: Path = _ROOT) -> int:
     """Return the bytes that this rank's new processes can take before something is killed.
 
-    The smallest of the kernel's MemAvailable and, for this process's cgroup and all above it,
-    the limit less what is used (file cache that is not in active use counts as free), divided by
-    the ranks on this machine.
+    The smallest of the kernel's MemAvailable (where there is none, of all memory) and, for this
+    process's cgroup and all above it, the limit less what is used (file cache that is not in active
+    use counts as free), divided by the ranks on this machine.
     """
     kilobytes = _fields(root / "proc/meminfo").get("MemAvailable:")
-    rooms = [_by_psutil("available") if kilobytes is None else kilobytes * 1024]
+    rooms = [_machine_memory() if kilobytes is None else kilobytes * 1024]
     for folder, limit in _memory_limits(root):
         used = _first_number(folder, "memory.current", "memory.usage_in_bytes") or 0
         fields = _fields(folder / "memory.stat")  # in version 1 its totals count what is below
@@ -125,22 +124,7 @@ def _machine_memory() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except AttributeError:  # Windows
-        return _by_psutil("total")
-
-
-def _by_psutil(which: str) -> int:
-    """Return bytes of memory on a system without /proc; without psutil `_ASSUMED_MEMORY`."""
-    try:
-        import psutil  # slow to load, so not on the package's import path
-    except ImportError:
-        warnings.warn(
-            f"the {which} memory of this machine is not known, and {_ASSUMED_MEMORY >> 30} GiB are "
-            f"assumed: on {sys.platform} psutil knows it; install it with: "
-            "pip install 'gpu-dataloaders[check]'",
-            stacklevel=2,
-        )
         return _ASSUMED_MEMORY
-    return int(getattr(psutil.virtual_memory(), which))
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
