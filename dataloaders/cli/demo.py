@@ -37,14 +37,19 @@ def carry_out(options: Namespace) -> int:
             f"the demo reads JPEG files with torchvision and Pillow, and {missing[0]} cannot be "
             "imported; install them with: pip install 'gpu-dataloaders[vision]'"
         )
-    from dataloaders.cli.photos import make_photos  # needs Pillow
-
-    photos = cache_folder() / "demo" / "photos-2"
-    if not photos.is_dir():
-        print(f"making photographs in {photos}", flush=True)
-    data = ["--data", str(make_photos(photos))]
+    data = ["--data", str(made_photos())]
     # 37 batches an epoch: enough of them for a steady state.
     script = [str(_EXAMPLE), "--", *data, "--epochs", "1000", "--batch-size", "8"]
     words = ["check", "--try", "--budget", f"{options.budget:g}", *script]
     print(f"$ dataloaders {shlex.join(words)}\n", flush=True)
     return cli.main(words)
+
+
+def made_photos() -> Path:
+    """Return the folder of the demo's photographs; make it unless it exists."""
+    from dataloaders.cli.photos import make_photos  # needs Pillow
+
+    folder = cache_folder() / "demo" / "photos-3"
+    if not folder.is_dir():
+        print(f"making photographs in {folder}", flush=True)
+    return make_photos(folder)
