@@ -30,8 +30,7 @@ class Facts:
     """Holds what the rules decide on."""
 
     device: str = "cpu"  # the type of the device that does most of the step's arithmetic
-    # What every watched step does -> how much of it, in the step with the least: times, bytes or
-    # operators.
+    # What two watched steps or more do -> how much of it: times, bytes or operators.
     places: Mapping[Place, int] = field(default_factory=dict)
     # "product", "convolution", "backward", ... -> file:line of the first one in a step
     sites: Mapping[str, str] = field(default_factory=dict)

@@ -4,15 +4,13 @@
                                    └── places, flops, modules ──┴─> Facts
 
 A watched step is slow, and never part of a measured block. What only one of the watched steps does
-(such as logging every so many steps) does not count. Where gradients are accumulated, two whole
-cycles, each up to the optimizer's step, are watched and compared instead.
+(such as logging every so many steps) does not count. Where gradients are accumulated, the steps of
+two whole cycles, each up to the optimizer's step, are watched too.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
-import operator
+import heapq
 import threading
 import warnings
 import weakref
@@ -123,7 +121,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         # What a toggle may have to convert; of nested modules that convolve, the outermost.
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.convolving: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._steps: dict[int, _Step] = {}  # those that were watched, by number
+        self._steps: list[_Step] = []  # those that were watched
         self._ends: list[int] = []  # numbers of the first three in which an optimizer stepped
         self._now = _Step()
         self._failed = False
@@ -154,7 +152,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         for known in (self._made, self._biased, self._chains):
             known.clear()
         if watched:
-            self._steps[number] = self._now
+            self._steps.append(self._now)
         if self._now.stepped and len(self._ends) < 3:
             self._ends.append(number)
 
@@ -162,13 +160,6 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         """Return whether a step is one of the first, or in one of the first two short cycles."""
         in_cycle = 0 < len(self._ends) < 3 and number - self._ends[-1] <= _LONGEST_CYCLE
         return in_cycle or number in _WATCHED
-
-    def _compared(self) -> list[list[_Step]]:
-        """Return the steps of two whole cycles if all of them were watched, else the first two."""
-        cycles = [range(a + 1, b + 1) for a, b in itertools.pairwise(self._ends)]
-        if len(cycles) == 2 and all(number in self._steps for cycle in cycles for number in cycle):
-            return [[self._steps[number] for number in cycle] for cycle in cycles]
-        return [[self._steps[number]] for number in _WATCHED if number in self._steps]
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._now.stepped = True
@@ -198,23 +189,25 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
 
     def facts(self, **more: Any) -> Facts | None:
         """Return what the watched steps have in common, with ``more`` fields."""
-        turns = self._compared()
-        if not turns or self._failed:
+        steps = self._steps
+        if not steps or self._failed:
             return None
-        steps = [step for turn in turns for step in turn]
         first, last = steps[0], steps[-1]
         by_device: Counter[str] = Counter()
         for (device, *_), flops in last.flops.items():
             by_device[device] += flops
         device = by_device.most_common(1)[0][0] if by_device else "cpu"
-        did = [functools.reduce(operator.or_, (step.places for step in turn)) for turn in turns]
+        repeated: Counter[Place] = Counter()
+        for place in dict.fromkeys(place for step in steps for place in step.places):
+            # The second largest of several, so 0 if only one of the steps does it.
+            repeated[place] = heapq.nlargest(2, (step.places[place] for step in steps))[-1]
         return Facts(
             device=device,
-            places=did[0] & did[-1],
+            places=+repeated,  # without zeros
             sites={**last.sites, **first.sites},
             convolutions=len(last.shapes),
             fixed_shapes=all(step.shapes == last.shapes for step in steps),
-            reduces_early=any(step.reduced and not step.stepped for step in self._steps.values()),
+            reduces_early=any(step.reduced and not step.stepped for step in steps),
             flops=last.flops,
             **{**first.settings, **last.settings, **environment(device), **more},
         )
