@@ -5,8 +5,7 @@ inner backend ──> prefetch thread ──> pinned memory ──> side stream 
 
 session.py   what lives across epochs            device.py      the few calls of CUDA or XPU
 epoch.py     what a loop iterates                remainders.py  normalisation after the copy
-thread.py    the thread, and one epoch of it     profiling.py   names in a profile
-transfer.py  copies, events, finished batches
+thread.py    the thread, and one epoch of it     transfer.py    copies, events, finished batches
 """
 
 from __future__ import annotations

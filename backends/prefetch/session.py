@@ -62,10 +62,10 @@ class PrefetchSession(Session):
         source = self._inner.epoch_ahead()
         batches: PrefetchedEpoch | SynchronousEpoch
         if source is None:
-            pipeline.transfer.start(self._remainder)
+            pipeline.transfer.start()
             batches = SynchronousEpoch(self._inner.epoch(), pipeline.transfer, self._inner)
         else:
-            epoch = Epoch(source, pipeline.transfer, self._remainder)
+            epoch = Epoch(source, pipeline.transfer)
             batches = PrefetchedEpoch(source, epoch, pipeline.transfer, self._inner, loader.timeout)
             pipeline.thread.begin(epoch)
         self._show_workers(loader)
@@ -99,7 +99,9 @@ class PrefetchSession(Session):
         kept = self._pipeline
         if kept is not None and kept.device == device and not kept.busy:
             return kept
-        pipeline = _Pipeline(self._options.transfer(device), device)
+        transfer = self._options.transfer(device)
+        transfer.remainder = self._remainder
+        pipeline = _Pipeline(transfer, device)
         if kept is None or kept.device != device:
             self._pipeline = pipeline
         return pipeline

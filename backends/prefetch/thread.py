@@ -19,7 +19,7 @@ from typing import TypeAlias
 import torch
 from torch.profiler import record_function
 
-from dataloaders.backend import Ahead, Cancelled, Remainder
+from dataloaders.backend import Ahead, Cancelled
 from dataloaders.errors import add_note
 
 from .transfer import Sent, Transfer
@@ -55,13 +55,12 @@ class Epoch:
         taking_since: since when the thread waits for the source, by `time.monotonic`, or None.
     """
 
-    def __init__(self, source: Ahead, transfer: Transfer, remainder: Remainder | None) -> None:
+    def __init__(self, source: Ahead, transfer: Transfer) -> None:
         self.ready: SimpleQueue[Item] = SimpleQueue()
         self.done = threading.Event()
         self.taking_since: float | None = None
         self._source: Ahead | None = source
         self._transfer = transfer
-        self._remainder = remainder
         self._stopped = False
         self._taken = 0
         self._pid = os.getpid()
@@ -105,7 +104,7 @@ class Epoch:
         try:
             if failure is not None:
                 raise failure
-            self._transfer.start(self._remainder)
+            self._transfer.start()
             while source is not None:
                 self._free_slots.get()
                 if self._stopped:

@@ -61,36 +61,34 @@ class Transfer:
 
     Attributes:
         slots: how many batches may be sent and not yet received.
+        remainder: the work that is left to do for each batch, if any.
     """
+
+    remainder: Remainder | None = None
 
     def __init__(self, device: torch.device | None, slots: int) -> None:
         self.slots = slots
         self._to = device
-        self._remainder: Remainder | None = None
         self._pool = HostPool()
 
     def enter_thread(self) -> None:
         """Prepare the prefetch thread, which calls this once before it sends."""
 
-    def start(self, remainder: Remainder | None = None) -> None:
-        """Begin an epoch on the thread that sends; drop what was sent and never received.
-
-        ``remainder`` is the work that is left for each batch.
-        """
-        self._remainder = remainder
+    def start(self) -> None:
+        """Begin an epoch on the thread that sends; drop what was sent and never received."""
 
     def send(self, batch: Batch) -> Sent:
         """Begin to move ``batch``, and do the remainder; on one thread at a time."""
-        if self._remainder is not None:
+        if self.remainder is not None:
             with record_function("dataloaders: remainder"):
-                batch = self._remainder.apply(batch, move=_same, empty_like=self._pool.empty_like)
+                batch = self.remainder.apply(batch, move=_same, empty_like=self._pool.empty_like)
         return Sent(batch)
 
     def receive(self, sent: Sent) -> Batch:
         """Return the batch, ready for what the calling thread's current stream does next."""
         batch, sent.batch = sent.batch, None  # the thread may still hold what it sent
-        if self._remainder is not None:
-            batch = self._remainder.received(batch)
+        if self.remainder is not None:
+            batch = self.remainder.received(batch)
         on_cpu = self._to is not None and self._to.type == "cpu"
         if self._to is None or (on_cpu and all(leaf.is_cpu for leaf in leaves(batch))):
             return batch
@@ -116,9 +114,8 @@ class StreamTransfer(Transfer):
         # The consumer's: the batch in use, and the stream on which it was handed over.
         self._received: tuple[Sent, Stream] | None = None
 
-    def start(self, remainder: Remainder | None = None) -> None:
+    def start(self) -> None:
         """Drop what was never received."""
-        self._remainder = remainder
         self._outstanding = deque(sent for sent in self._outstanding if sent.received)
 
     def enter_thread(self) -> None:
@@ -154,8 +151,8 @@ class StreamTransfer(Transfer):
         for leaf in leaves(batch):
             if leaf.device == self._device.device:
                 self._device.used_on(leaf, stream)
-        if self._remainder is not None:
-            whole = self._remainder.received(batch)
+        if self.remainder is not None:
+            whole = self.remainder.received(batch)
             batch = batch if whole is batch else to_device(whole, self._device.device)
         if any(leaf.is_cpu and not _is_plain(leaf) for leaf in leaves(batch)):
             # Sparse and nested tensors and the like, whose use on a stream cannot be recorded.
@@ -178,10 +175,10 @@ class StreamTransfer(Transfer):
                 return self._copied_custom(child)
             return map_children(child, copied)
 
-        if self._remainder is None:
+        if self.remainder is None:
             return copied(batch)
         with record_function("dataloaders: remainder"):
-            return self._remainder.apply(batch, move=copied, empty_like=torch.empty_like)
+            return self.remainder.apply(batch, move=copied, empty_like=torch.empty_like)
 
     def _copied_leaf(self, leaf: torch.Tensor) -> torch.Tensor:
         if not _is_plain(leaf):
