@@ -117,7 +117,7 @@ RULE = [
 
 
 @pytest.mark.parametrize(("dataset", "given", "expected"), RULE)
-def test_by_dataset_and_what_is_given(dataset, given, expected):
+def test_the_rule_by_dataset_and_given_settings(dataset, given, expected):
     assert resolved(dataset, **given) == (*expected, expected[0] > 0 and not NO_CUDA)
 
 
@@ -128,7 +128,7 @@ def test_ranks_on_one_machine_share_its_cores(monkeypatch):
         assert resolved(Files())[0] == workers
 
 
-def test_odd_datasets_are_survived_and_what_is_wrong_is_left_for_torch_to_say():
+def test_unusual_datasets_are_accepted_and_invalid_values_are_torchs_errors():
     for size in (2**62, 1.5, None):
         assert resolved(Files(size), sampler=range(9))[0] >= 0
     assert resolved(Hostile(), sampler=range(9))[0] >= 1
@@ -153,7 +153,7 @@ def test_a_learned_choice_is_used_for_its_batch_size_and_bounded_by_the_cores(mo
     assert resolved(Files())[0] == max(8, 4 * resources.usable_cores())
 
 
-def test_fewer_where_memory_or_shared_memory_no_longer_bear_it(monkeypatch):
+def test_fewer_workers_where_memory_or_shared_memory_is_short(monkeypatch):
     each = 128 * 2**20 + resources.python_heap_bytes()
     monkeypatch.setattr(resources, "python_heap_bytes", lambda: each - 128 * 2**20)
     monkeypatch.setattr(resources, "available_memory", lambda: 5 * each)  # half is for workers
@@ -182,7 +182,7 @@ def test_fewer_where_memory_or_shared_memory_no_longer_bear_it(monkeypatch):
 # On disk
 
 
-def test_the_last_one_wins_and_nothing_else_is_left(cache):
+def test_the_last_choice_wins_and_leaves_one_file(cache):
     key = key_of(Files())
     assert learned.recall(key) is None
     for choice in (CHOICE, learned.Learned(0, None, True)):
@@ -197,7 +197,7 @@ WRONG = {
 }  # fmt: skip
 
 
-def test_a_damaged_file_is_as_good_as_none():
+def test_a_damaged_file_counts_as_nothing_learned():
     key = key_of(Files())
     path = learned.remember(key, CHOICE)
     entry = json.loads(path.read_text())
@@ -212,7 +212,7 @@ def test_a_damaged_file_is_as_good_as_none():
         assert learned.recall(key) == CHOICE
 
 
-def test_readers_never_see_half_a_file():
+def test_readers_never_see_a_half_written_file():
     key = key_of(Files())
     learned.remember(key, CHOICE)
     writer = multiprocessing.get_context("fork").Process(target=_write_often, args=(key,))
@@ -262,7 +262,7 @@ def test_keys_are_stable_contain_no_path_and_differ_where_loaders_do():
     "options",
     [{"shuffle": True}, {"batch_size": None}, {"collate_fn": stack}, {"batch_sampler": OWN}],
 )
-def test_what_is_learned_of_a_loader_is_for_those_made_with_its_arguments(options):
+def test_a_choice_is_found_by_loaders_with_the_same_arguments(options):
     loader = torch.utils.data.DataLoader(Files(), **options)
     key = learned.key_of_loader(loader, "stock")
     assert DataLoader(Files(), num_workers="auto", **options).num_workers > 0
@@ -270,7 +270,7 @@ def test_what_is_learned_of_a_loader_is_for_those_made_with_its_arguments(option
     assert DataLoader(Files(), num_workers="auto", **options).num_workers == 0
 
 
-def test_a_dataset_of_itself_ends():
+def test_a_dataset_that_holds_itself_has_a_key():
     dataset = Files()
     vars(dataset).update(dataset=dataset, datasets=[dataset])
     assert "Files" in key_of(dataset).dataset

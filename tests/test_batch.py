@@ -174,7 +174,7 @@ class Window(Sequence):
         return len(self.view)
 
 
-def test_odd_mappings():
+def test_mappings_that_cannot_be_made_from_their_items():
     for batch, kind in (
         (NoUpdate(a=torch.ones(2)), NoUpdate),
         (OwnStore({"a": torch.ones(2)}), OwnStore),
@@ -189,7 +189,7 @@ def test_odd_mappings():
         assert batch["a"].tolist() == [1, 1]
 
 
-def test_what_containers_carry_beside_their_items():
+def test_containers_keep_their_other_attributes():
     tagged, counts = TaggedList([torch.ones(1)]), collections.defaultdict(list, a=torch.ones(2))
     tagged.tag = "kept"
     assert tree.map_tensors(tagged, zeroed).tag == "kept"
@@ -221,7 +221,7 @@ class Sealed:
         return self
 
 
-def test_what_holds_no_tensors_is_the_same_object():
+def test_objects_without_tensors_are_returned_unchanged():
     closed = types.SimpleNamespace(tensor=torch.ones(1), shape=(1,))  # does not say how it moves
     texts = ("text", b"bytes", bytearray(b"x"), memoryview(b"x"))
     for value in (range(3), *texts, None, object(), closed, Sealed()):
@@ -262,7 +262,7 @@ def test_a_custom_type_moves_by_its_own_method():
     assert batch.tensor.sum() == 3
 
 
-def test_describe_in_words():
+def test_describe():
     batch = {"image": torch.zeros(2, 3), "label": [torch.tensor(1), "name"]}
     for value, words in (
         (batch, "{image: float32 2x3, label: [int64 scalar, str]}"),
@@ -276,7 +276,7 @@ def test_describe_in_words():
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_ten_thousands_of_strings_are_not_walked_one_by_one(kind):
+def test_long_lists_of_strings_are_not_walked(kind):
     """A batch of tokens would cost more to walk than to make."""
     walked, words = [], kind(["a", "b", None, 3, 2.5, b"c"])
     mapped = tree.map_children(words, walked.append)

@@ -136,7 +136,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("text", "status", "says", "err"), ENDINGS)
-def test_a_script_that_ends_too_early_ends_as_it_did(text, status, says, err, command):
+def test_a_script_that_ends_early_keeps_its_ending(text, status, says, err, command):
     done = command("check", "--budget", 60, write(text))
     assert done.status == status
     assert re.search(says, done.out)
@@ -150,7 +150,7 @@ def test_a_verdict_may_fail_the_command(command):
     assert (done.status, done.out.count("\n"), done.err) == (1, 1, "")
 
 
-def test_no_loader_lists_what_was_seen(command):
+def test_without_a_loader_to_measure_the_loaders_seen_are_listed(command):
     script = write(
         OPTIMIZER + "with torch.no_grad():\n    for batch in DataLoader(Slow(0)): pass\n"
         "for batch in DataLoader(Slow(0), batch_size=4): pass\n"
@@ -288,7 +288,7 @@ print(json.dumps([
 @pytest.mark.parametrize("dashes", [[], ["--"]])
 @pytest.mark.parametrize("words", [["program.py"], ["-m", "package.program"], ["-m", "package"]])
 @pytest.mark.covering
-def test_a_program_sees_what_python_shows_it(words, dashes, command):
+def test_a_program_runs_as_under_python(words, dashes, command):
     Path("package").mkdir()
     for file in ("program.py", "package/program.py", "package/__main__.py"):
         write(LOOK, "", file)
@@ -308,7 +308,7 @@ def test_a_program_sees_what_python_shows_it(words, dashes, command):
         "raise ValueError('bad')",
     ],
 )
-def test_endings_have_pythons_status_and_last_words(text, command, tmp_path):
+def test_endings_have_pythons_status_and_stderr(text, command, tmp_path):
     program = tmp_path / write(f"{text}\n", "")
     theirs = subprocess.run([sys.executable, program], capture_output=True, text=True)
     ours = command("run", "--backend", "stock", program)
@@ -415,7 +415,7 @@ def test_backends_are_listed_with_what_they_lack(command, tmp_path, monkeypatch)
 # the command line itself ------------------------------------------------------------------------
 
 
-def test_help_teaches(command):
+def test_help(command):
     for words in ([], ["check"], ["tune"], ["probe"], ["run"], ["backends"], ["demo"]):
         done = command(*words, "--help")
         assert done.status == 0
@@ -464,7 +464,7 @@ def test_each_wrong_command_line_has_its_own_message(words, says, command):
     assert "trains its model" not in done.err
 
 
-def test_tune_and_probe_measure_no_ranks(command, monkeypatch):
+def test_tune_and_probe_refuse_several_ranks(command, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for words in (["tune"], ["probe"]):
         done = command(*words, __file__)
@@ -473,7 +473,7 @@ def test_tune_and_probe_measure_no_ranks(command, monkeypatch):
 
 
 @pytest.mark.nightly  # it imports all of the command, for seconds
-def test_a_reader_that_has_read_enough_is_no_error():
+def test_a_closed_pipe_is_no_error():
     listing = f"{sys.executable} -m dataloaders backends"
     words = ["bash", "-c", f"{listing} | true; echo ${{PIPESTATUS[0]}}"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ from dataloaders.cli.photos import make_photos
 from helpers import warm
 
 
-def test_photographs_are_like_a_cameras_and_made_once(tmp_path):
+def test_photographs_have_a_cameras_sizes_and_are_made_once(tmp_path):
     folder = make_photos(tmp_path / "deep" / "photos", count=10)
     files = sorted(folder.rglob("*.jpg"))
     assert len(files) == 10

@@ -33,7 +33,7 @@ def run(script, *words):
 
 
 @pytest.mark.parametrize("ours", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_the_only_trace_of_us_is_the_import(photos, tmp_path, ours):
+def test_the_import_is_the_only_change(photos, tmp_path, ours):
     script = EXAMPLES / "train_images.py"
     source = script.read_text()
     code = source.split('"""', 2)[2]

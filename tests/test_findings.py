@@ -75,14 +75,14 @@ def test_debugging_that_was_left_on_is_found_under_every_verdict():
     assert "test_findings.py:" in places["gradcheck"]
 
 
-def test_what_one_step_in_many_does_is_not_found():
+def test_an_operator_in_one_watched_step_only_is_not_found():
     value = Played(torch.ones(3)).sum()
     assert watched(lambda number: value.item() if number == 2 else None).places == {}
     assert watched(lambda number: value.item()).of_kind("sync")
 
 
 @pytest.mark.parametrize(("every", "found"), [(4, True), (8, False)])
-def test_what_each_cycle_of_accumulation_does_is_found(every, found):
+def test_an_operator_in_each_accumulation_cycle_is_found(every, found):
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
@@ -172,7 +172,7 @@ PROVOKED = [
 @pytest.mark.parametrize(
     ("name", "begins", "step", "clean"), [(*row, row[2])[:4] for row in PROVOKED]
 )
-def test_what_a_step_does_is_found_with_its_line(name, begins, step, clean):
+def test_each_finding_is_provoked_and_has_its_line(name, begins, step, clean):
     found = [one for one in findings_of(watched(lambda _: step(ON_DEVICE))) if one.name == name]
     assert found
     assert found[0].message.startswith(begins)
@@ -188,7 +188,7 @@ def test_pointwise_operators_in_a_row_are_one_finding_where_they_begin():
     assert "inner = x + " in Path(__file__).read_text().splitlines()[line - 1]
 
 
-def test_printing_is_named_as_that():
+def test_printing_a_tensor_is_named():
     places = watched(lambda _: str(torch.ones(3))).of_kind("sync")
     assert {(place.what, place.device) for place in places} == {("printing a tensor", "cpu")}
 
@@ -258,7 +258,7 @@ def test_a_model_on_several_devices_in_one_process():
     assert "test_findings.py:" in finding.where
 
 
-def test_what_concerns_the_whole_step_has_the_line_of_its_first_operator(monkeypatch):
+def test_findings_about_the_whole_step_have_the_line_of_its_first_operator(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model, images = nn.Conv2d(2, 2, 3, bias=False), torch.ones(2, 2, 8, 8)
 
@@ -440,7 +440,7 @@ def test_settings_of_a_gpu():
         ("index_put_()", lambda x: x.index_put_((x > 1,), x[:0]), lambda x: x.add_(0)),
     ],
 )
-def test_what_waits_for_a_gpu(begins, step, clean):
+def test_operators_that_wait_for_a_gpu(begins, step, clean):
     counts = torch.ones(4, dtype=torch.int64, device="cuda")
     (finding,) = findings_of(watched(lambda _: step(counts)))
     assert finding.message.startswith(begins)

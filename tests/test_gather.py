@@ -108,7 +108,7 @@ def assert_as_torch(trace, where="value"):
     layout=st.sampled_from(["plain", "channels_last", "transposed", "expanded"]),
     rows=st.lists(st.integers(-6, 5), min_size=1, max_size=5),
 )  # fmt: skip
-def test_any_tensor(shape, dtype, layout, rows):
+def test_tensors_of_any_dtype_and_layout(shape, dtype, layout, rows):
     tensor = torch.randint(0, 2, (6, *shape)).to(dtype)
     if layout == "channels_last" and tensor.dim() == 4:
         tensor = tensor.contiguous(memory_format=torch.channels_last)
@@ -231,7 +231,7 @@ LEFT_TO_TORCH = {
 }
 
 
-def test_what_is_left_to_torch_and_why():
+def test_explain_says_why_a_dataset_is_not_gathered():
     for options, reason in LEFT_TO_TORCH.values():
         assert reason in str(DataLoader(**options).explain())
 

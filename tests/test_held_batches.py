@@ -147,7 +147,7 @@ EFFORT = [
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("effort", EFFORT)
 @pytest.mark.parametrize("name", ["gathered ahead", "cached", "cached ahead"])
-def test_what_is_held_never_changes(name, effort, loaders):
+def test_a_batch_that_is_held_never_changes(name, effort, loaders):
     class Program(Loop):
         pass
 

@@ -60,7 +60,7 @@ def test_torchs_parameters_come_first_and_ours_are_keyword_only():
     assert {p.kind for p in ours} == {inspect.Parameter.KEYWORD_ONLY}
 
 
-def test_what_is_given_of_ours_is_an_attribute_and_there_are_no_others():
+def test_our_arguments_are_the_only_other_attributes():
     for given in ({}, {"backend": "stock", "device": "cpu", "seed": 4}):
         ours, theirs = DataLoader(DATASET, **given), TorchLoader(DATASET)
         list(ours)  # what an epoch leaves behind is private too

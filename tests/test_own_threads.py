@@ -22,7 +22,7 @@ def in_a_thread(work):
     return found[0]
 
 
-def test_the_share_of_one_thread_leaves_others_as_they_were():
+def test_limiting_one_thread_leaves_others_unchanged():
     before, together = torch.get_num_threads(), threading.Barrier(8)
     torch.set_num_threads(3)
 
@@ -72,7 +72,7 @@ def test_the_driver_knows_the_mode_of_each_thread():
 
 
 @pytest.fixture
-def unheard():
+def interrupted_elsewhere():
     """Interrupts this process, in a thread that is not the one that waits."""
     gone, wanted = threading.Event(), threading.Event()
 
@@ -92,11 +92,11 @@ def unheard():
     thread.join()
 
 
-def test_ctrl_c_that_another_thread_is_given_ends_a_wait_and_what_comes_late_is_given(unheard):
+def test_ctrl_c_delivered_to_another_thread_ends_a_wait(interrupted_elsewhere):
     queue = SimpleQueue()
     thread = threading.Thread(target=lambda: (time.sleep(0.5), queue.put("late")))
     thread.start()
-    unheard()
+    interrupted_elsewhere()
     with pytest.raises(KeyboardInterrupt):
         waiting.join(thread)
     assert waiting.get(queue) == "late"

@@ -72,7 +72,7 @@ def test_reading_brings_pages_and_evicting_drops_them(path):
     assert second.tobytes() == content[3 * PAGE :]
 
 
-def test_what_another_process_has_mapped_stays_and_is_seen(path):
+def test_pages_that_another_process_has_mapped_stay(path):
     source = f"""
 import mmap, sys
 file = open({str(path)!r}, "rb")
@@ -91,7 +91,7 @@ sys.stdin.read()
     assert not resident_pages(path).any()
 
 
-def test_what_will_be_read_comes(path):
+def test_will_read_brings_pages(path):
     data = mapped(path)
     will_read(data[5:5])
     will_read(data[PAGES * PAGE :])
@@ -102,7 +102,7 @@ def test_what_will_be_read_comes(path):
     assert becomes_true(lambda: bool(resident_pages(path).all()))
 
 
-def test_whose_pages_the_kernel_reports(path):
+def test_the_kernel_reports_pages_of_own_files(path):
     path.chmod(0o400)
     assert tells_truth(path), "it is one's own"
     other = Path("/proc/version")
@@ -126,7 +126,7 @@ def share(path):
 
 
 @pytest.mark.parametrize("compress", [None, "zstd"])
-def test_rows_of_a_cache_come_and_those_that_are_not_there_are_left_out(tmp_path, compress):
+def test_will_read_brings_the_rows_of_a_cache(tmp_path, compress):
     if compress:
         pytest.importorskip("zstandard")
     random = np.random.default_rng(0)
@@ -154,7 +154,7 @@ def test_rows_of_a_cache_come_and_those_that_are_not_there_are_left_out(tmp_path
     assert (cached[7]["varied"] == samples[7]["varied"]).all()
 
 
-def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path):
+def test_rows_are_requested_ahead_while_a_disk_is_read(tmp_path):
     rows = [9, 2, 14]
     samples = Made(lambda row: np.full(16 * PAGE, row, np.uint8), 16)
     cached = precompute(samples, tmp_path / "a.h5", num_workers=0)

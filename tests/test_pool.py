@@ -42,7 +42,7 @@ def bytes_of(pool):
 # A tensor like any other
 
 
-def test_what_a_fresh_tensor_can_do():
+def test_a_pooled_tensor_behaves_like_a_fresh_one():
     pool = pool_of()
     with torch.device("meta"):  # which does not matter
         tensor = pool.empty((4, PAGE), torch.float32).fill_(2)
@@ -101,7 +101,7 @@ KEEPERS = {
 }
 
 
-def test_whatever_refers_to_a_tensor_keeps_its_memory():
+def test_any_reference_to_a_tensor_keeps_its_memory():
     for name, keep in KEEPERS.items():
         pool = pool_of()
         tensor = lent(pool).fill_(7)
@@ -133,17 +133,22 @@ def test_a_cycle_gives_its_memory_back_when_it_is_collected():
 # Which buffer, and how many
 
 
-def test_which_buffer_serves_next():
+def test_the_buffer_lent_last_is_lent_next_and_released_last():
     pool = pool_of()
     one, two = lent(pool), lent(pool)
     address = two.data_ptr()
     del two, one
     assert lent(pool).data_ptr() == address  # the one lent last
+    pool = pool_of(most_free=5 * PAGE)
+    one, two = lent(pool, 4), lent(pool, 5)
+    del one, two
+    large = lent(pool, 40)  # then there is room for one of the two free buffers
+    assert bytes_of(pool) == (large.numel(), 5 * PAGE)  # the one lent last stays
 
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), max_size=300))
-def test_no_buffer_is_twice_its_tensor_and_none_stays_that_is_not_used(steps):
+def test_buffers_are_at_most_twice_their_tensors_and_unused_ones_are_released(steps):
     pool, held, lately = pool_of(most_free=500 * PAGE), [], []
     for pages, drops in steps:
         held.append(lent(pool, pages))

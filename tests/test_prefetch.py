@@ -161,7 +161,7 @@ def test_a_ready_batch_is_handed_out_before_the_next_one_is_made():
     assert held() is None
 
 
-def test_an_error_comes_where_its_batch_would_have_come_and_the_rest_follows():
+def test_an_error_is_raised_in_place_of_its_batch_and_later_batches_follow():
     iterator = iter(numbers_loader(Numbers(fail_at=2)))
     assert [outcome(iterator) for _ in range(7)] == [
         *("[0, 0]", "[1, 1]", "LookupError: number 2"),
@@ -191,7 +191,7 @@ def test_user_code_in_this_process_runs_on_the_loops_thread(workers):
     assert set(seen) == {threading.current_thread().name}
 
 
-def test_more_batches_than_an_iterable_said_warn_when_they_are_handed_over():
+def test_more_batches_than_announced_warn_when_they_are_handed_over():
     class Short(SizedStream):
         def __len__(self):
             return 2
@@ -213,7 +213,7 @@ def test_more_batches_than_an_iterable_said_warn_when_they_are_handed_over():
     assert len(ours) == 1
 
 
-def test_without_workers_the_iterator_tells_what_its_thread_has_made():
+def test_without_workers_the_iterator_counts_the_batches_of_its_thread():
     rows = TensorDataset(torch.arange(40))
     batches = iter(DataLoader(rows, 4, backend=Prefetch(ahead=3)))
     for left in range(9, -1, -1):
@@ -314,7 +314,7 @@ def test_frameworks_can_shut_the_workers_down_where_torch_keeps_them():
 
 @pytest.mark.usefixtures("workers_end_fast")
 @pytest.mark.nightly
-def test_a_time_out_counts_from_when_the_loop_waits_as_torchs_does(tmp_path):
+def test_a_timeout_counts_from_when_the_loop_waits(tmp_path):
     go = tmp_path / "go"
 
     def sample(index):
@@ -350,7 +350,7 @@ def test_an_error_in_a_worker_names_the_samples():
         assert batch == f"dataloaders: while batch {number} of this epoch was taken ahead"
 
 
-def test_the_plan():
+def test_explain():
     for backend, workers, words in (
         (Prefetch(device="cpu", ahead=3), 2, "a thread takes up to 3 batches ahead"),
         (Prefetch(), 0, "num_workers=0: the dataset's own code runs on the loop's thread"),
@@ -370,7 +370,7 @@ def test_the_plan():
 
 
 @pytest.mark.parametrize(("kind", "delivers"), [("xpu", "xpu:1"), ("mps", "cpu"), (None, "cpu")])
-def test_the_device_by_default_is_the_one_in_use_if_it_has_streams(kind, delivers, monkeypatch):
+def test_the_default_device_is_the_accelerator_if_it_has_streams(kind, delivers, monkeypatch):
     # A machine with that device: there is none here.
     device = None if kind is None else torch.device(kind)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **check: device)
@@ -404,7 +404,7 @@ def test_ranks_that_would_share_a_device_are_warned_once(monkeypatch):
     assert len(list(DataLoader([1, 2], backend=Here(tail=False)))) == 2
 
 
-def test_an_option_that_cannot_be_is_told_at_once():
+def test_invalid_options_raise_at_once():
     for options, message in (
         ({"ahead": True}, r"Prefetch\(ahead=True\): must be an int of at least 1"),
         ({"ahead": 0}, r"ahead=0"),

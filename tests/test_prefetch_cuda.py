@@ -148,7 +148,7 @@ def test_an_interpreter_exits_cleanly_while_copies_are_under_way(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_the_dataset_put_on_the_device_stays_there():
+def test_tensors_that_the_dataset_put_on_the_device_stay_there():
     class OnDevice(MapDataset):
         def __getitem__(self, index):
             return torch.full((3,), float(index), device="cuda")

@@ -68,7 +68,7 @@ def fails_first(worker):
 
 
 @pytest.mark.usefixtures("workers_end_fast")
-def test_a_set_up_that_fails_is_torchs_error():
+def test_a_worker_init_fn_that_fails_raises_torchs_error():
     """torch reports it with a worker's first task, and resumes it at iter()."""
     results = []
     for kind, ours in ((DataLoader, {"backend": "prefetch"}), (TorchLoader, {})):

@@ -48,7 +48,7 @@ ACTIONS = st.lists(st.integers(0, 99), min_size=10, max_size=80)
     streams=st.integers(1, 3),
     keep=st.booleans(),
 )
-def test_what_the_step_reads_is_its_own_batch(seed, actions, ahead, pins, streams, keep):
+def test_each_step_reads_its_own_batch(seed, actions, ahead, pins, streams, keep):
     """Send and receive in the order of ``actions``, the device running behind at random.
 
     Each step reads its batch. Now and then an epoch is broken off, and what was sent and not
@@ -122,7 +122,7 @@ def test_a_batch_waits_for_its_own_copies_and_for_no_later_ones():
     assert_same(batch, batch_of(0))
 
 
-def test_through_a_loader_with_a_thread_batches_are_torchs():
+def test_a_loader_with_a_thread_yields_torchs_batches():
     data = TensorDataset(torch.rand(40, 3), torch.arange(40))
     loader = DataLoader(data, batch_size=3, backend=PlayedPrefetch())
     expected = list(torch.utils.data.DataLoader(data, batch_size=3))
@@ -196,7 +196,7 @@ class Wrapping(torch.Tensor):
         return cls(function(args[0].inner, *args[1:], **(kwargs or {})))
 
 
-def test_what_arrives_is_as_by_to():
+def test_batches_arrive_as_by_to():
     for name, leaf in LEAVES.items():
         (got,) = delivered([leaf])
         assert_same(got, torch.empty_like(leaf).copy_(leaf), name)
@@ -245,7 +245,7 @@ class Unusable(FakeCuda):
         raise RuntimeError("no such device")
 
 
-def test_where_memory_cannot_be_pinned_one_warning_says_so_and_batches_arrive():
+def test_memory_that_cannot_be_pinned_is_one_warning():
     cuda = NothingToPin(0)
     loader = loader_of(MapDataset(batch_of, 4), cuda=cuda)
     with pytest.warns(CapacityWarning, match="could not be pinned.*cudaHostAlloc") as caught:
@@ -277,7 +277,7 @@ def test_an_error_of_the_device_or_its_thread_comes_to_the_loop():
             next(iter(loader))
 
 
-def test_without_a_device_batches_are_passed_on_and_with_one_without_streams_copied():
+def test_devices_without_streams_get_copies_and_no_device_none():
     batch = batch_of(1)
     for device, kind in ((None, "cpu"), ("meta", "meta")):
         options = {"backend": "prefetch", "device": device, "collate_fn": lambda batch: batch}

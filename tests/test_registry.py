@@ -45,7 +45,7 @@ def installed(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_third_party_registers_through_its_entry_point_and_its_mistakes_name_it():
+def test_third_party_backends_register_by_entry_point():
     loader = DataLoader(DATASET, backend="mine")
     assert len(list(loader)) == len(DATASET)
     assert loader.explain().backend == "mine"
@@ -67,7 +67,7 @@ def test_a_third_party_registers_through_its_entry_point_and_its_mistakes_name_i
     ],
     ids=["missing", "too old", "odd"],
 )
-def test_a_missing_or_old_dali_is_answered_with_the_line_that_installs_it(stand_in, says, tmp_path):
+def test_a_missing_or_old_dali_names_the_install_command(stand_in, says, tmp_path):
     (tmp_path / "nvidia" / "dali").mkdir(parents=True)
     (tmp_path / "nvidia" / "__init__.py").write_text("")
     (tmp_path / "nvidia" / "dali" / "__init__.py").write_text(stand_in)
@@ -120,7 +120,7 @@ if __name__ == "__main__":
     ],
     ids=["module", "folder without __init__", "package"],
 )
-def test_another_thing_of_that_name_hides_nothing(theirs, tmp_path):
+def test_a_users_own_backends_package_hides_nothing(theirs, tmp_path):
     (tmp_path / "backends").mkdir()
     for name, text in theirs.items():
         (tmp_path / name).write_text(text)
@@ -131,7 +131,7 @@ def test_another_thing_of_that_name_hides_nothing(theirs, tmp_path):
 # The environment
 
 
-def test_it_names_the_backend_of_our_loaders_that_name_none(monkeypatch):
+def test_the_variable_names_the_backend_of_loaders_without_one(monkeypatch):
     loader = DataLoader(DATASET)
     for value, expected in (("", "stock"), ("synthetic", "synthetic")):
         monkeypatch.setenv(VARIABLE, value)
@@ -145,7 +145,7 @@ def test_it_names_the_backend_of_our_loaders_that_name_none(monkeypatch):
 
 
 @pytest.mark.usefixtures("installed")
-def test_one_that_cannot_serve_leaves_the_loader_stock_with_one_warning(monkeypatch):
+def test_a_backend_from_the_variable_that_cannot_serve_warns_once(monkeypatch):
     monkeypatch.setenv(VARIABLE, "refuses")
     for loader in (DataLoader(DATASET), wrap(torch.utils.data.DataLoader(DATASET))):
         message = rf"\${VARIABLE}=refuses cannot serve .* stays stock: mine cannot read this"

@@ -151,7 +151,7 @@ def test_the_memory_of_python_objects():
     ("nbytes", "words", "remedy"),
     [(1000, "1000 bytes in", "1g"), (MIB, "1.0 MiB in", "1g"), (3 << 29, "1.5 GiB in", "23g")],
 )
-def test_a_shortage_in_words(nbytes, words, remedy, monkeypatch, tmp_path):
+def test_the_text_of_a_shortage(nbytes, words, remedy, monkeypatch, tmp_path):
     monkeypatch.setattr(resources, "shm_room", lambda path: nbytes * 9)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     text = resources.shm_shortage(2, 4, nbytes, tmp_path)

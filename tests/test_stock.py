@@ -91,7 +91,7 @@ def test_a_loader_that_leaves_prefetch_for_stock_gets_torchs_own_iterator():
         assert not process.is_alive()
 
 
-def test_a_wrapped_loader_leaves_the_workers_of_the_other_one_alone():
+def test_wrap_leaves_the_workers_of_the_original_loader_alone():
     theirs = TorchLoader(Squares(), **KEPT)
     iterator = iter(theirs)
     next(iterator)
@@ -120,7 +120,7 @@ def test_persistent_workers_live_where_torch_keeps_them(data):
         assert not process.is_alive()
 
 
-def test_plans():
+def test_explain_describes_each_stage():
     for loader, words in (
         (
             DataLoader(Decoded(), batch_size=4, num_workers=2, drop_last=True),
@@ -139,7 +139,7 @@ def test_plans():
             assert part in str(plan)
 
 
-def test_more_workers_than_cores_are_warned_of_once_under_prefetch():
+def test_prefetch_warns_once_of_more_workers_than_cores():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = len(os.sched_getaffinity(0)) + 1
@@ -150,7 +150,7 @@ def test_more_workers_than_cores_are_warned_of_once_under_prefetch():
     assert sum("This DataLoader will create" in text for text in texts) == 1, texts
 
 
-def test_a_large_batch_may_grow_as_torchs_may():
+def test_a_large_batch_can_be_resized():
     large = torch.zeros(2, 1 << 19)  # 4 MiB
     for dataset in (large, list(large)):
         (batch,) = DataLoader(dataset, 2)

@@ -93,7 +93,7 @@ class Endless:
             yield from ([0, 1], [2])
 
 
-def test_batches_end_where_the_loaders_would_or_where_it_is_told():
+def test_an_epoch_has_the_loaders_number_of_batches_or_the_given_one():
     batches = iter(synthetic(batch_size=1, batch_sampler=Endless()))
     assert [len(next(batches)["label"]) for _ in range(5)] == [2] * 5
     with pytest.raises(BackendUnavailable, match=r"give it: backend=Synthetic\(batches=1000\)"):
@@ -107,7 +107,7 @@ def test_batches_end_where_the_loaders_would_or_where_it_is_told():
         assert [len(leaf) for leaf in synthetic(dataset, 3, **options)] == sizes
 
 
-def test_options_that_cannot_be_used():
+def test_invalid_options():
     for options, message in (
         ({"pool": 0}, r"pool=0\): must be an int of at least 1"),
         ({"batches": -1}, r"batches=-1\): must be an int of at least 0"),
@@ -129,7 +129,7 @@ def open_in_worker(worker_id):
     get_worker_info().dataset.opened = True
 
 
-def test_like_needs_no_dataset_and_a_worker_reads_one_that_is_opened_there():
+def test_like_reads_no_sample_and_a_worker_reads_what_worker_init_fn_opens():
     backend = Synthetic(like={"x": torch.rand(4, 2), "kept": torch.arange(4)})
     batches = list(synthetic(Unreadable(), 4, backend=backend))
     assert [tuple(batch["x"].shape) for batch in batches] == [(4, 2), (4, 2), (2, 2)]

@@ -129,7 +129,7 @@ def test_a_device_works_on_while_a_batch_is_loaded():
         assert seen.followed_by(step).seconds_per_batch.estimate == pytest.approx(seconds)
 
 
-def test_all_trials_have_the_clock_that_was_given():
+def test_a_given_clock_times_all_trials():
     clock = PlayedClock()
     found = tune(TorchLoader(Waiting(seconds=0.003), 4), clock.step, budget_s=3, clock=clock)
     assert found.needed_samples_per_second.estimate == pytest.approx(400)
@@ -235,7 +235,7 @@ def test_workers_of_other_loaders(make, options):
 
 
 @pytest.mark.nightly
-def test_an_iterable_dataset_gets_no_more_than_it_has_and_epochs_may_be_short():
+def test_an_iterable_dataset_gets_no_more_workers_than_it_has():
     found = tune(TorchLoader(Shared(100_000), 4, num_workers=2), budget_s=SOME)
     assert set(tried(found)) == {0, 2}
     assert any("iterable" in note for note in found.notes)
@@ -255,7 +255,7 @@ def states(*generators):
 
 
 @pytest.mark.nightly
-def test_the_loader_and_the_states_are_as_before():
+def test_tune_restores_random_states_and_leaves_the_loader_unchanged():
     generator = torch.Generator().manual_seed(5)
     sampler = RandomSampler(range(100), generator=torch.Generator().manual_seed(1))
     for options in ({"shuffle": True, "generator": generator}, {"sampler": sampler}):
@@ -342,13 +342,13 @@ class TestWhatGoesWrong:
         assert "must be picklable" in str(found)
 
     @pytest.mark.parametrize("happens", [is_broken, is_broken_in_a_worker])
-    def test_an_error_of_the_dataset_is_the_users_to_see(self, happens):
+    def test_an_error_of_the_dataset_is_raised(self, happens):
         with pytest.raises(LookupError, match="broken"):
             tune(TorchLoader(Waiting(happens=happens), 4), budget_s=SOME)
         assert not started()
 
     @pytest.mark.nightly
-    def test_an_error_of_the_step_too(self):
+    def test_an_error_of_the_step_is_raised(self):
         """It has the type and the text of what would speak against workers."""
 
         def step(batch):
@@ -376,7 +376,7 @@ class TestWhatGoesWrong:
         with pytest.raises(TypeError, match="and got list"):
             tune([1, 2])
 
-    def test_ctrl_c_passes_and_what_is_known_was_given_to_progress(self):
+    def test_ctrl_c_is_raised_and_progress_has_the_result_so_far(self):
         seen = []
 
         def interrupt(progress):
@@ -416,7 +416,7 @@ class TestWhatGoesWrong:
         assert found.choice.num_workers == 0
 
 
-def test_what_one_process_learned_is_not_for_each_of_several_ranks(monkeypatch):
+def test_a_choice_of_one_process_is_not_used_by_several_ranks(monkeypatch):
     dataset = Waiting(seconds=0)
 
     def auto(batch_size=4):
@@ -432,7 +432,7 @@ def test_what_one_process_learned_is_not_for_each_of_several_ranks(monkeypatch):
     assert auto() == 0
 
 
-def test_it_is_not_remembered_if_not_wanted_or_if_it_cannot_be_written(tmp_path, monkeypatch):
+def test_nothing_is_remembered_if_not_wanted_or_not_writable(tmp_path, monkeypatch):
     assert alone(TorchLoader(Waiting(), 4), remember=False).remembered is None
     assert not (tmp_path / "cache").exists()
     monkeypatch.setenv("DATALOADERS_CACHE", __file__)

@@ -121,7 +121,7 @@ def test_a_cache_is_chosen_only_where_its_path_is_given(script, tmp_path):
 
 
 @pytest.mark.nightly
-def test_what_was_found_is_remembered_for_the_script(tmp_path):
+def test_the_best_way_is_remembered_for_the_script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("time.sleep(0.004)", "").replace("sleep(0.001)", "sleep(0.02)"))
     _, out = tuned(path, "--budget", 3)
@@ -137,7 +137,7 @@ def learn(loader, backend):
     assert learned.remember(learned.key_of_loader(loader, "auto"), found) is not None
 
 
-def test_what_was_learned_serves_and_explain_says_since_when(monkeypatch):
+def test_backend_auto_uses_what_was_learned_and_explain_says_since_when(monkeypatch):
     loader = DataLoader(NUMBERS, 4, backend="auto")
     expected = [batch.tolist() for batch in DataLoader(NUMBERS, 4)]
     assert [batch.tolist() for batch in loader] == expected
@@ -154,7 +154,7 @@ def test_what_was_learned_serves_and_explain_says_since_when(monkeypatch):
     assert DataLoader(NUMBERS, 4, backend="auto").explain().backend == "stock"
 
 
-def test_a_backend_that_is_gone_or_cannot_serve_any_more_is_stock(tmp_path):
+def test_backend_auto_is_stock_where_the_learned_one_cannot_serve(tmp_path):
     h5 = pytest.importorskip("backends.h5")
     loader = DataLoader(NUMBERS, 4, backend="auto")
     learn(loader, auto.entry_of(h5.H5(tmp_path / "gone.h5", build="never")))
@@ -168,7 +168,7 @@ def test_a_backend_that_is_gone_or_cannot_serve_any_more_is_stock(tmp_path):
     assert "cannot be made: backend='elsewhere'" in str(loader.explain())
 
 
-def test_it_is_an_argument_of_wrap_and_run_too(script, monkeypatch):
+def test_wrap_and_run_take_backend_auto(script, monkeypatch):
     loader = dataloaders.wrap(torch.utils.data.DataLoader(NUMBERS, 4), backend="auto")
     assert len(list(loader)) == 25
     monkeypatch.setenv("DATALOADERS_BACKEND", "auto")

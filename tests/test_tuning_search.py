@@ -117,7 +117,7 @@ def test_which_numbers_of_workers_are_tried_and_chosen(facts, rates, tried, chos
     st.integers(1, 2),
     st.none() | st.floats(1, 100),
 )
-def test_any_rates_end_with_one_that_suffices(rates, most, fewest, needed):
+def test_the_choice_suffices_for_any_rates(rates, most, fewest, needed):
     needed = float("inf") if needed is None else needed
     found = Played(lambda one: rates[one.num_workers], most=most, fewest=fewest, needed=needed)
     tried = found.counts
@@ -127,7 +127,7 @@ def test_any_rates_end_with_one_that_suffices(rates, most, fewest, needed):
     assert rates[found.choice.num_workers] >= min(0.97 * best, needed)
 
 
-def test_what_there_is_no_room_for():
+def test_settings_without_room_are_not_tried():
     rate = by_workers(LINEAR)
     busy = Played(rate, busy=lambda one: 0.98 if one.num_workers == 4 else 0.9)
     assert busy.counts == [2, 4]  # all cores are: nothing larger can be faster

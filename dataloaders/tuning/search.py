@@ -106,7 +106,7 @@ class Search:
 
     def _double(self) -> Making:
         before, count, why = self.alone, self.fewest, "where it begins"
-        while max(before.num_workers + 1, self.fewest) <= count <= self.most:
+        while before.num_workers < count <= self.most:
             settings = self._at(count)
             if not (yield from self._try(settings, why)):
                 return

@@ -50,10 +50,6 @@ from dataloaders.tuning.variant import Variants, backend_of
 
 _ALONE = "one process: what a batch costs"
 _HANG_S = 60.0
-_FREE_MEMORY = (
-    "Free memory, or keep the dataset in tensors or arrays, which workers share, and not in Python "
-    "objects, which each of them comes to copy"
-)
 
 
 def tune(
@@ -194,7 +190,9 @@ class Tuner:
             size = loading.batch_bytes
             self._warn(
                 resources.shm_shortage(min(wanted, 2 * most + 1), 1, size)
-                or f"more workers may help, and available memory bears {most}. {_FREE_MEMORY}"
+                or f"more workers may help, and available memory bears {most}. Free memory, or keep the "
+                "dataset in tensors or arrays, which workers share, and not in Python objects, which "
+                "each of them comes to copy"
             )
 
     def result(self, remember: bool = False) -> Tuning:
