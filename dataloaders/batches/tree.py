@@ -100,16 +100,6 @@ def samples_in(batch: Batch) -> int | None:
     return None
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two CPU tensors are equal to the bit: NaN equals itself, 0.0 is not -0.0."""
-    if one.shape != other.shape or one.dtype is not other.dtype:
-        return False
-    if not one.dtype.is_floating_point:
-        return torch.equal(one, other)
-    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
-    return torch.equal(one.contiguous().view(integer), other.contiguous().view(integer))
-
-
 def describe(batch: Batch) -> str:
     """Describe ``batch`` in one line: ``[float32 64x3x224x224, int64 64]``."""
     if isinstance(batch, torch.Tensor):

@@ -187,12 +187,11 @@ class Tuner:
                 "larger one (budget_s=, or --budget) tries them"
             )
         if search.limited and search.most == most < wanted:
-            size = loading.batch_bytes
             self._warn(
-                resources.shm_shortage(min(wanted, 2 * most + 1), 1, size)
-                or f"more workers may help, and available memory bears {most}. Free memory, or keep the "
-                "dataset in tensors or arrays, which workers share, and not in Python objects, which "
-                "each of them comes to copy"
+                resources.shm_shortage(min(wanted, 2 * most + 1), 1, loading.batch_bytes)
+                or f"more workers may help, and available memory has room for {most}. Free memory, "
+                "or keep the dataset in tensors or arrays, which workers share, and not in Python "
+                "objects, which each of them comes to copy"
             )
 
     def result(self, remember: bool = False) -> Tuning:
