@@ -144,7 +144,7 @@ class _Pool:
             torch.cuda.synchronize(device)  # once: a step on any stream may read the pool
 
     def issue(self, turn: int) -> Batch:
-        """Return the batch of the slot whose turn it is."""
+        """Return the batch of one slot; turns go round the slots."""
         place = turn % len(self._slots)
         if _versions(self._slots[place]) != self._versions[place]:
             # A step that writes will do so each time, so it gets copies on the device from now on.

@@ -41,7 +41,7 @@ def batches_in(loader: Any) -> int | None:
 
 
 def check_device(device: Any, given: str) -> None:
-    """Raise OptionError, which begins with ``given``, if ``device`` names no device; None may."""
+    """Raise OptionError, its text after ``given``, unless ``device`` names a device or is None."""
     if device is not None:
         try:
             torch.device(device)

@@ -92,7 +92,7 @@ class Epoch:
         self._drop()
 
     def _drop(self) -> None:
-        """Let go of what nobody will ask for: an error's traceback holds this epoch."""
+        """Drop batches that nobody will ask for: an error's traceback holds this epoch."""
         with suppress(Empty):
             while True:
                 self.ready.get_nowait()
@@ -122,8 +122,8 @@ class Epoch:
         except BaseException as error:
             self._fail(error)
         finally:
-            # The source first: what it holds open ends with its last reference, and whoever waits
-            # for ``done`` must find it so.
+            # The source first: what it holds open ends with its last reference, and must have ended
+            # when ``done`` is set.
             del source
             if self._stopped:
                 self._drop()

@@ -30,7 +30,7 @@ class GatherEpoch(Ahead):
         self._cancelled = False
 
     def __next__(self) -> Batch:
-        index = self._drawn.get()
+        index = None if self._cancelled else self._drawn.get()
         if self._cancelled:
             raise Cancelled
         if type(index) is not _Raised:

@@ -32,8 +32,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
     """torch's multi-process iterator, whose results the prefetch thread takes.
 
     Attributes:
-        tasks: held by whoever reads or changes what torch keeps about tasks; the consumer notifies
-            the thread through it.
+        tasks: the lock of torch's records of tasks, through which the consumer notifies the thread.
         cancelled: set when the current epoch was ended before its last batch.
     """
 

@@ -106,7 +106,7 @@ class _Measuring:
         self.checks: list[Check] = []  # one, once a loader is taken
         self.ranks: Ranks | None = None  # the others, if the process is one of several
         self.line = ProgressLine(quiet=options.quiet)
-        self.result = result  # a file that only the process makes whose loader is measured
+        self.result = result  # a file made only by the process whose loader is measured
         self._options = options
         self._scratch: Scratch | None = None
         self._best_way: BestWay | None = None  # of the loader, for ``tune --backends``
@@ -131,7 +131,7 @@ class _Measuring:
         return self.ranks is None or self.ranks.rank == 0
 
     def shows(self, error: BaseException | None) -> bool:
-        """Return whether a failure is the script's own, not ours or of rank 0 having ended."""
+        """Return whether a failure is the script's own: not the check's, nor of rank 0 ending."""
         if error is not None and self.checks and self.checks[0].failed(error):
             return False
         return self.ranks is None or self.reports or not self.ranks.rank_0_ended

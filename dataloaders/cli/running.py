@@ -28,9 +28,9 @@ _LAUNCHERS = {
 
 
 def refuse_unfit(target: Target, command: str) -> None:
-    """Raise DataLoadersError if the script cannot be run, said before anything is begun.
+    """Raise DataLoadersError if the script cannot be run, before anything is started.
 
-    It is not there, it only starts the processes that train, or its folder has a ``dataloaders``
+    It does not exist, it only starts the processes that train, or its folder has a ``dataloaders``
     of its own.
     """
     hidden = hidden_by(target.folder, "dataloaders")

@@ -95,4 +95,4 @@ TOGGLES: dict[str, Toggle] = {
     "channels-last": _channels_last,
     "autocast": _autocast,  # last: a step that fails under it may end the loop
 }
-"""By the name of the finding whose gain each one measures, in the order of trial."""
+"""Toggles by the name of the finding whose gain they measure, in the order of trial."""

@@ -14,14 +14,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_HEARS_S = 0.2
+_POLL_S = 0.2
 
 
 def get(queue: SimpleQueue[T]) -> T:
     """Return the queue's next item, however long it takes."""
     while True:
         try:
-            return queue.get(timeout=_HEARS_S)
+            return queue.get(timeout=_POLL_S)
         except Empty:
             pass
 
@@ -29,4 +29,4 @@ def get(queue: SimpleQueue[T]) -> T:
 def join(thread: threading.Thread) -> None:
     """Wait until ``thread`` has ended, however long it takes."""
     while thread.is_alive():
-        thread.join(_HEARS_S)
+        thread.join(_POLL_S)
