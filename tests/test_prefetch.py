@@ -298,6 +298,21 @@ def test_persistent_workers_serve_the_newest_iterator(tmp_path):
     assert len(children() - processes) == 2
 
 
+@pytest.mark.usefixtures("workers_end_fast")
+def test_an_older_iterator_takes_no_batch_of_a_newer_one():
+    loader = DataLoader(MapDataset(integer_sample, 24), 2, **KEPT)
+    whole = [batch.tolist() for batch in loader]
+    older = iter(loader)
+    assert next(older).tolist() == whole[0]
+    assert becomes_true(lambda: len(set(older.counts())) == 1)  # its thread waits for a free slot
+    newer, late = iter(loader), []
+    assert next(newer).tolist() == whole[0]
+    with pytest.raises(RuntimeError, match="newer iterator"):
+        late.extend(batch.tolist() for batch in older)
+    assert late == whole[1 : 1 + len(late)]  # those that were ready
+    assert [batch.tolist() for batch in newer] == whole[1:]
+
+
 def test_frameworks_can_shut_the_workers_down_where_torch_keeps_them():
     loader, processes = DataLoader(MapDataset(tensor_sample), **KEPT), children()
     whole = list(loader)
