@@ -1,4 +1,4 @@
-"""What "auto" becomes: plain values, at once, from what was learned or from the machine."""
+"""The value "auto": a plain value at once, learned before or from a rule about the machine."""
 
 import json
 import multiprocessing
@@ -65,7 +65,7 @@ OWN = BatchSampler(SequentialSampler(Files()), 3, False)
 
 
 def resolved(dataset, **arguments):
-    """Workers, prefetching and pinning of a loader of which all of these are "auto"."""
+    """Return workers, prefetch factor and pinning of a loader whose arguments are "auto"."""
     loader = DataLoader(dataset, **{"batch_size": 4, **AUTO, **arguments})
     return loader.num_workers, loader.prefetch_factor, loader.pin_memory
 

@@ -79,7 +79,7 @@ nestings = st.recursive(tensors | plain, containers, max_leaves=12)
 
 
 def flat(value):
-    """The tensors in ``value``, found in another way than the code under test finds them."""
+    """Return the tensors in ``value``, found in another way than by the code under test."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, Mapping):
@@ -131,7 +131,7 @@ class NoUpdate(collections.OrderedDict):
 
 
 class Items(Mapping):
-    """Neither made from its items nor changed."""
+    """A mapping that can neither be changed nor be made from its items."""
 
     def __init__(self, items, more=None):
         self.inside = items
@@ -213,7 +213,7 @@ def test_containers_keep_their_other_attributes():
 
 
 class Sealed:
-    """Moves itself, and has nothing that could be looked into."""
+    """A type with ``.to()`` and no attributes."""
 
     __slots__ = ()
 
@@ -235,7 +235,7 @@ def test_objects_without_tensors_are_returned_unchanged():
 
 
 class Movable:
-    """A custom batch, as torch's documentation shows it; remembers how it was to be copied."""
+    """A custom batch, as in torch's documentation; keeps the options of its last copy."""
 
     def __init__(self, tensor, note, how=None):
         self.tensor, self.note, self.how = tensor, note, how

@@ -1,4 +1,4 @@
-"""What the check finds in the step of a script that provokes it, and not in the same one mended."""
+"""Findings in a script that provokes them, and none in the same script once mended."""
 
 import json
 

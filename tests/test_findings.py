@@ -1,4 +1,4 @@
-"""What the check finds in the step itself: provoked by a step of its own, absent in a clean one."""
+"""Findings about the step: each is provoked by a step of its own and absent in a clean one."""
 
 import itertools
 import warnings
@@ -216,7 +216,7 @@ def test_a_call_that_waits_for_the_device_is_found_with_its_line(owner, call, na
 
 
 class Waits(Played):
-    """A tensor whose operators wait for the device, as torch's debug mode tells it."""
+    """A tensor whose operators wait for the device, according to torch's debug mode."""
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):

@@ -35,7 +35,7 @@ def dataset(length=37):
 
 
 class Shuffled(Sampler[Any]):
-    """A sampler of somebody's own: yields what it was given."""
+    """A user's sampler: yields the given keys."""
 
     def __init__(self, keys):
         self.keys = keys
@@ -88,7 +88,7 @@ def _generator():
 
 
 def assert_as_torch(trace, where="value"):
-    """What ``trace`` gives of a class of loaders is the same for ours and torch's."""
+    """Assert that ``trace`` returns the same for our class of loaders and for torch's."""
     found = []
     for kind in (DataLoader, TorchLoader):
         torch.manual_seed(3)

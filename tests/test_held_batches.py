@@ -1,4 +1,4 @@
-"""A batch that is held never changes, and none leaks, whoever made it and whatever is done."""
+"""A batch that is held never changes and none leaks, for each backend with memory of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that looks changes what training sees, and what is said where looking is impossible.
+"""Looking changes nothing that training sees; where looking is impossible, the plan says why.
 
 A look that reads the dataset in this process leaves its file open here; every worker forked later
 inherits it, and all of them share one offset. So a process is started as torch starts a worker.
@@ -56,12 +56,12 @@ LOCAL = threading.local()
 
 
 def opened_here():
-    """Whether a dataset has opened its file in this process."""
+    """Return whether a dataset has opened its file in this process."""
     return any(process == os.getpid() for process, _ in OPENED)
 
 
 def forget():
-    """Close what was opened here, and drop what modules and threads hold: for the next test."""
+    """Close the files opened here and clear what modules and threads hold, for the next test."""
     for process, handle in OPENED:
         if process == os.getpid():
             handle.close()
@@ -94,7 +94,7 @@ STORES = {  # what writes the file, what opens it, and what reads a sample's byt
 
 
 class Below:
-    """What a dataset has in an attribute, with the handle in one of its own."""
+    """An attribute of a dataset that holds the handle in an attribute of its own."""
 
     handle = None
 
@@ -129,7 +129,7 @@ class LazyImages(Dataset):
 
 
 def wrong_samples(batches):
-    """The samples of an epoch that are not their own; an epoch that is not whole fails."""
+    """Return the samples of an epoch that are wrong; assert that the epoch is whole."""
     images, indices = (torch.cat(parts) for parts in zip(*batches, strict=True))
     assert sorted(indices.tolist()) == list(range(COUNT))
     wanted = indices[:, None].expand(-1, BYTES)
@@ -161,7 +161,7 @@ class LazyAttributes(LazyImages):
 
 
 def assert_unchanged(dataset):
-    """Nothing was opened in this process, and an epoch by workers has every sample."""
+    """Assert that nothing was opened in this process and that workers read every sample."""
     assert not opened_here()
     assert wrong_samples(DataLoader(dataset, 8, num_workers=2, shuffle=True)) == []
 
@@ -264,7 +264,7 @@ class Lines(IterableDataset):
 
 
 def test_reading_on_where_a_file_is_open(tmp_path):
-    """What a fork reads of it comes after what has been read here, and is read here, too."""
+    """A fork reads on after what was read here, and what it reads is read here as well."""
     dataset, batches = Lines(tmp_path / "lines"), []
     with dataset.file:
         loader = DataLoader(dataset, 100)
@@ -312,8 +312,8 @@ def start(worker):
 
 def facts(dataset):
     info = get_worker_info()
-    told = None if info is None else (info.id, info.num_workers, info.dataset is dataset)
-    return told, getattr(dataset, "started", None), torch.get_num_threads(), os.getppid()
+    worker_info = None if info is None else (info.id, info.num_workers, info.dataset is dataset)
+    return worker_info, getattr(dataset, "started", None), torch.get_num_threads(), os.getppid()
 
 
 def raises(dataset):
@@ -324,9 +324,9 @@ def test_the_process_is_like_a_worker_of_the_loader_and_draws_nothing_here(tmp_p
     generator = torch.Generator().manual_seed(1)
     options = {"shuffle": True, "generator": generator, "worker_init_fn": start}
     states = torch.get_rng_state(), generator.get_state()
-    for workers, told in ((2, ((0, 2, True), 0)), (0, (None, None))):
+    for workers, worker_info in ((2, ((0, 2, True), 0)), (0, (None, None))):
         loader = DataLoader(Images(tmp_path), 4, num_workers=workers, **options)
-        assert observing.observe(loader, facts) == (*told, 1, os.getpid())
+        assert observing.observe(loader, facts) == (*worker_info, 1, os.getpid())
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(generator.get_state(), states[1])
 

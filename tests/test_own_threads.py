@@ -1,4 +1,4 @@
-"""Threads of ours: what is told to torch and CUDA in them, and Ctrl-C while one is waited for."""
+"""Background threads: torch's threads and CUDA's capture mode in them; Ctrl-C during a wait."""
 
 import ctypes
 import os
@@ -59,12 +59,12 @@ def test_the_driver_knows_the_mode_of_each_thread():
         assert driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(swapped)) == 0
         return swapped.value
 
-    def told():
+    def exempt():
         torch.cuda.set_device(0)
         threads.use_thread_local_capture()
         return mode()
 
-    assert in_a_thread(told) == 1
+    assert in_a_thread(exempt) == 1
     assert in_a_thread(mode) == 0
 
 
@@ -73,7 +73,7 @@ def test_the_driver_knows_the_mode_of_each_thread():
 
 @pytest.fixture
 def interrupted_elsewhere():
-    """Interrupts this process, in a thread that is not the one that waits."""
+    """Interrupt this process in a thread other than the one that waits."""
     gone, wanted = threading.Event(), threading.Event()
 
     def interrupt():

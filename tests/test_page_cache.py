@@ -1,4 +1,4 @@
-"""What the kernel keeps of a file: asked for ahead, looked at, dropped."""
+"""Pages of files in the kernel's cache: requested ahead, counted, dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool of host memory: what keeps a tensor's memory out of it, its bounds, threads, forks."""
+"""The pool of host memory: when memory is used again, its bounds, threads, forks."""
 
 import copy
 import gc
@@ -32,7 +32,7 @@ def lent(pool, pages=4):
 
 
 def bytes_of(pool):
-    """Bytes that tensors refer to, and bytes that nothing but the pool refers to."""
+    """Return the bytes that tensors refer to, and the bytes that only the pool refers to."""
     sizes = {True: 0, False: 0}
     for buffer in pool._buffers:
         sizes[buffer.is_free()] += buffer.nbytes
@@ -71,7 +71,7 @@ def test_a_pooled_tensor_behaves_like_a_fresh_one():
 
 
 class Squared(torch.autograd.Function):
-    """Keeps its input for the way back, and no more."""
+    """Saves its input for the backward pass, and nothing else."""
 
     @staticmethod
     def forward(ctx, weight, batch):

@@ -1,4 +1,4 @@
-"""Prefetch as a loader uses it: who takes batches, how it ends, what it says. Device: the CPU.
+"""Prefetch on the CPU: the thread that takes batches, endings, messages.
 
 Endings and errors that every backend has are in its contract (`helpers.contract`).
 """
@@ -40,7 +40,7 @@ def threads():
 
 @dataclass(frozen=True, eq=False)
 class Numbers(Backend):
-    """Somebody's backend: numbers that a thread may take, each once the test allows it."""
+    """A third party's backend: numbers that a thread may take, each when the test allows it."""
 
     count: int = 6
     fail_at: int | None = None
@@ -227,7 +227,7 @@ def test_without_workers_the_iterator_counts_the_batches_of_its_thread():
 
 @pytest.mark.usefixtures("workers_end_fast")
 def test_a_dropped_loader_leaves_nothing_without_the_collector():
-    """After its last batch, while a worker hangs, and failed."""
+    """After its last batch, while a worker hangs, and after an error."""
     before = Held.now()
     gc.disable()
     try:
@@ -410,9 +410,9 @@ def test_ranks_that_would_share_a_device_are_warned_once(monkeypatch):
 
     loader = DataLoader([1, 2], backend=Here(tail=False))
     message = r"LOCAL_RANK is 1.*cuda:0.*device='cuda:1'"
-    with pytest.warns(BackendWarning, match=message) as told:
+    with pytest.warns(BackendWarning, match=message) as caught:
         assert len(list(loader)) == 2
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     assert len(list(loader)) == 2  # warnings are errors here
     assert len(list(DataLoader([1, 2], backend=Here(tail=False, device="cuda:0")))) == 2
     monkeypatch.setenv("LOCAL_RANK", "0")

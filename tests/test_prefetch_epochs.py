@@ -1,4 +1,4 @@
-"""Order, random states and workers' random streams, epoch after epoch, as torch's loader."""
+"""Order, random states and workers' random streams are torch's, epoch after epoch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TorchLoader = torch.utils.data.DataLoader
 
 
 class Noting(MapDataset):
-    """The index, who made the sample, and draws from every process-wide generator."""
+    """Samples of the index, the worker and draws from every process-wide generator."""
 
     def __init__(self, failing):
         super().__init__(integer_sample, 24)
@@ -47,7 +47,7 @@ class Noting(MapDataset):
 
 
 class Draws(Sampler):
-    """A user's sampler, which draws each index when it is asked for it, and may raise."""
+    """A user's sampler, which draws each index as it yields it, and may raise."""
 
     def __init__(self, after=None, most=24, first=()):
         self.after, self.most, self.first = after, most, first
@@ -116,7 +116,7 @@ PROGRAMS = st.fixed_dictionaries(
 
 
 def run(program, kind, **ours):
-    """Batches or the error of each epoch, and the generators' states after it."""
+    """Return the batches or the error of each epoch, and the generators' states after it."""
     seed_everything()
     own = torch.Generator().manual_seed(5)
     data = TensorDataset(torch.arange(24)) if program["tensors"] else Noting(program["failing"])

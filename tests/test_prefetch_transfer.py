@@ -1,4 +1,4 @@
-"""Copies, events and memory of the prefetcher, on a played device that reorders all it may."""
+"""Copies, events and memory of prefetch, on a simulated device that reorders all it may."""
 
 import itertools
 
@@ -23,13 +23,13 @@ def batch_of(number, samples=4):
 
 
 def loader_of(batches, **options):
-    """A loader of these very batches."""
+    """Return a loader that yields ``batches`` as they are."""
     backend = PlayedPrefetch(**options)
     return DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch, backend=backend)
 
 
 def delivered(leaf, cuda=None, **options):
-    """What arrives of one batch that is ``leaf``, once the device has done its work."""
+    """Return the batch ``leaf`` as it arrives, after the device has done its work."""
     cuda = cuda or FakeCuda(0)
     (batch,) = loader_of([leaf], cuda=cuda, **options)
     cuda.drain()
@@ -234,7 +234,7 @@ class OutOfRoom(FakeCuda):
 
 
 class Asserting(FakeCuda):
-    """A device on which the step failed: the next call of anybody raises."""
+    """A device on which the step failed: the next call raises."""
 
     def copy(self, target, source):
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")

@@ -1,4 +1,4 @@
-"""The batch-size probe: rates at growing sizes, and an end where memory ends."""
+"""The batch-size probe: rates at growing sizes, up to the end of memory."""
 
 import json
 import os

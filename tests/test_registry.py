@@ -1,4 +1,4 @@
-"""Names of backends: who is found, what is said of those who are not, and whose folder wins."""
+"""Names of backends: entry points, missing packages, a user's own ``backends`` package."""
 
 import pytest
 import torch.utils.data
@@ -31,7 +31,7 @@ class Refuses(Mine):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Somebody's distribution: metadata, entry points and a module."""
+    """A third party's distribution: metadata, entry points and a module."""
     info = tmp_path / "their_backends-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-backends\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""Cores, memory and shared memory: of this machine, and of machines whose files are made up."""
+"""Cores, memory and shared memory: of this machine, and of machines made of files."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ CORES = len(os.sched_getaffinity(0))
 
 
 class Machine:
-    """A folder that stands for ``/``, with the files of a machine that is made up."""
+    """A folder that stands for ``/``, with the files of a machine."""
 
     def __init__(self, root):
         self.root = root
@@ -81,7 +81,7 @@ def test_an_affinity_mask_counts_and_ranks_share_the_launchers(monkeypatch):
 
 
 def test_quotas_of_cgroups(machine):
-    """That of the tightest ancestor counts, in either version, and malformed ones do not."""
+    """The tightest quota of all ancestors counts, in either version; malformed ones do not."""
     machine.be_in("1:cpuset:/elsewhere", "0::/pod/container")
     machine.write("sys/fs/cgroup/elsewhere", cpu__max="100000 100000")
     machine.write("sys/fs/cgroup", cpu__max="800000 100000")
@@ -189,9 +189,9 @@ def test_facts_name_cores_and_versions_and_processors_by_the_systems_files(monke
         machine.write("proc", cpuinfo=text)
         assert resources.cpu_model(machine.root) == model
     assert resources.cpu_model(machine.root / "nowhere") == "unknown"
-    told = facts.machine_facts()
-    assert told["cores"] == f"{resources.machine_cores()} cores"
-    assert told["torch"] == f"torch {torch.__version__}"
+    known = facts.machine_facts()
+    assert known["cores"] == f"{resources.machine_cores()} cores"
+    assert known["torch"] == f"torch {torch.__version__}"
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # other tests may use it
     assert facts.gpu_name(machine.root) is None
     model = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 29"

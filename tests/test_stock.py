@@ -1,4 +1,4 @@
-"""Stock: torch's own iterators, persistent workers where torch keeps them, honest plans."""
+"""Stock: torch's own iterators, persistent workers where torch keeps them, plans."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ KEPT = {"num_workers": 1, "persistent_workers": True}
 
 
 class Squares(Dataset):
-    """An ordinary dataset, which is not in memory as far as anybody knows."""
+    """An ordinary dataset: nothing says that it is in memory."""
 
     transform = None
 

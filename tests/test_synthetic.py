@@ -45,7 +45,7 @@ def made_like(batch, device="cpu"):
 
 
 class Moving:
-    """A custom batch type, whose values may have to fit together."""
+    """A custom batch type, whose values belong together."""
 
     def __init__(self):
         self.offsets = torch.tensor([0, 3, 9])

@@ -1,4 +1,4 @@
-"""tune() on real loaders: what it disturbs, what goes wrong, what becomes of the choice."""
+"""tune() on real loaders: trials, errors, and that it leaves loader and random states alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def in_worker():
 
 
 class Waiting(datasets.Waiting):
-    """20 ms of waiting a sample, as from a far disk; ``happens`` may do more."""
+    """Each sample waits 20 ms, as for a remote disk, and calls ``happens``."""
 
     def __init__(self, size=10_000, seconds=0.02, happens=int):
         super().__init__(size, seconds)
@@ -68,7 +68,7 @@ class Shared(IterableDataset):
 
 
 def slow_step(batch):
-    """As long as loading four samples that wait: one worker pays."""
+    """Take as long as four samples of `Waiting` do: one worker pays."""
     time.sleep(0.08)
 
 
@@ -94,7 +94,7 @@ def test_a_step_that_is_slower_than_loading_needs_one_worker():
 
 
 class PlayedClock:
-    """10 ms a step, which are known only once they were waited for."""
+    """A clock on which a step takes 10 ms, known only after `wait`."""
 
     def __init__(self):
         self.now, self.known = 0.0, 0.0
@@ -349,7 +349,7 @@ class TestWhatGoesWrong:
 
     @pytest.mark.nightly
     def test_an_error_of_the_step_is_raised(self):
-        """It has the type and the text of what would speak against workers."""
+        """Even with the type and the text of an error of workers."""
 
         def step(batch):
             if started():

@@ -1,4 +1,4 @@
-"""What tune() tries and chooses: the search on rates that are given."""
+"""The search of tune(): which settings it tries and chooses, on given rates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trial_of(settings, rate, **facts):
 
 
 class Played:
-    """A search where settings have such rates; ``asked`` are the settings that it tries.
+    """A search in which ``rate`` gives the rates; ``asked`` are the settings that it tries.
 
     Workers from ``fails_at`` on fail.
     """
@@ -57,7 +57,7 @@ class Played:
 
 
 def by_workers(rates):
-    """The rate by number of workers; of a sequence one after the other, the last one for ever."""
+    """Return rates by number of workers; of a sequence each once, then the last one again."""
     left = {count: [each] if isinstance(each, float | int) else list(each)
             for count, each in rates.items()}  # fmt: skip
 
