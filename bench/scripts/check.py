@@ -119,10 +119,14 @@ class Examined:
         return min(self.truths) < _STEP_UP_TO and max(self.truths) > _INPUT_FROM
 
     @property
+    def known(self) -> bool:
+        """Whether the script's own loop could be timed: not where child processes train."""
+        return not math.isnan(sum(self.truths))
+
+    @property
     def answered(self) -> bool:
-        """Whether there is a verdict where there can be one, and a truth to compare it with."""
-        known = not math.isnan(sum(self.truths))
-        return known and (self.verdict not in ("inconclusive", "none") or self.close)
+        """Whether there is a verdict where there can be one."""
+        return self.verdict not in ("inconclusive", "none") or self.close
 
     @property
     def failed(self) -> bool:
@@ -133,7 +137,7 @@ class Examined:
         bound = None if self.report is None else self.report["speedup_bound"]
         said = "" if bound is None else "{estimate:.2f} ({low:.2f} to {high:.2f})".format(**bound)
         low, middle, high = min(self.truths), statistics.median(self.truths), max(self.truths)
-        truth = None if math.isnan(sum(self.truths)) else f"{middle:.2f} ({low:.2f} to {high:.2f})"
+        truth = None if not self.known else f"{middle:.2f} ({low:.2f} to {high:.2f})"
         works = "yes" if self.status == 0 else f"status {self.status}"
         found = ", ".join(self.findings)
         return (self.script.name, works, self.verdict, said, truth, found, round(self.seconds, 1))
@@ -178,16 +182,16 @@ def compared(scripts: list[Script], budget_s: float) -> Result:
 def result_of(found: list[Examined]) -> Result:
     wrong, failed = sum(one.wrong for one in found), sum(one.failed for one in found)
     open_ = sum(not one.answered for one in found)
-    close = sum(one.close for one in found)
+    close, unknown = sum(one.close for one in found), sum(not one.known for one in found)
     return Result(
         headings=("script", "works", "verdict", "real / synthetic", "truth", "findings", "s"),
         rows=tuple(one.row() for one in found),
         met=wrong == failed == 0 and open_ <= len(found) / 10,
         notes=(
-            f"{len(found)} scripts: {wrong} wrong, {failed} failed, {open_} inconclusive or of "
-            f"unknown truth. Truth: steps a second with free input / as it is, {_PAIRS} pairs of "
-            f"runs in turn; of {close} it is within the check's margins, or its runs differ by as "
-            "much: there, neither verdict is wrong and none is asked for.",
+            f"{len(found)} scripts: {wrong} wrong, {failed} failed, {open_} inconclusive. "
+            f"Truth: steps a second with free input / as it is, {_PAIRS} pairs of runs in turn; of "
+            f"{unknown} it is unknown; of {close} it is within the check's margins, or its runs "
+            "differ by as much: there, neither verdict is wrong and none is asked for.",
         ),
     )
 
