@@ -95,6 +95,16 @@ def test_without_a_torch_optimizer_the_third_epoch_is_taken(command):
     assert "loader 1: DataLoader of TensorDataset, 9 batches" in done.out
 
 
+def test_a_pass_before_the_optimizer_of_an_imported_module_is_left_alone(command):
+    """The main file names no optimizer; as in a project whose engine makes it and trains."""
+    made = "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)"
+    training = f"for _ in rows(9): pass\n{made}\nwhile True: train(rows(8))"
+    Path("engine.py").write_text(HEAD.replace(made, "") + training)
+    Path("train.py").write_text("import engine")
+    done = command("check", "--budget", 0.3, "--no-predict", "train.py")
+    assert "measured in loader 2: DataLoader of TensorDataset, 8 batches" in done.out
+
+
 def test_a_loader_that_is_started_for_each_batch_is_refused_with_advice(command):
     script = "loader = rows(9)\nwhile True:\n    next(iter(loader))\n    optimizer.step()"
     Path("train.py").write_text(HEAD + script)

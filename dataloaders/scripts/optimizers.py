@@ -4,17 +4,20 @@
                .expected()    says whether one is still to step
 
 A first pass over the data (for the channels' mean, for class weights) looks like a training loop
-until an optimizer steps in another one. No step is expected of a program that never uses a torch
+until an optimizer steps in another one. No step is expected of a program that uses no torch
 optimizer (but its own update rule, or another library's): one that makes none before the third
-epoch over a loader, or whose main file does not name one.
+epoch over a loader, or whose own modules do not name one.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -32,6 +35,7 @@ class Optimizers:
         self.steps = 0
         self.thread: threading.Thread | None = None  # of the last one
         self._made = False
+        self._names_one = functools.cache(_names_one)  # each file is read once
         made = torch.optim.Optimizer.__init__
 
         def __init__(optimizer: Any, *args: Any, **options: Any) -> None:
@@ -53,16 +57,29 @@ class Optimizers:
         """Return whether an optimizer is still to step, in a loader's epoch ``epochs``."""
         if self._made or epochs > _PASSES:
             return self._made
-        return _main_names_one()
+        return any(map(self._names_one, _own_files()))
 
     def _after_step(self, *_: object) -> None:
         self.steps += 1
         self.thread = threading.current_thread()
 
 
-def _main_names_one() -> bool:
+def _own_files() -> list[str]:
+    """Return the main file and the modules imported so far from its folder or ``sys.path[0]``."""
+    main = str(getattr(sys.modules["__main__"], "__file__", ""))
+    own = os.path.dirname(main), sys.path[0]
+    folders = tuple(os.path.join(os.path.abspath(folder), "") for folder in own)
+    found = [main]
+    for name, module in list(sys.modules.items()):
+        path = module.__dict__.get("__file__") if isinstance(module, ModuleType) else None
+        of_others = name.startswith(("backends.", "dataloaders.")) or "-packages" in str(path)
+        if not of_others and str(path).startswith(folders):
+            found.append(str(path))
+    return found
+
+
+def _names_one(path: str) -> bool:
     try:
-        source = Path(str(sys.modules["__main__"].__file__)).read_bytes()
-    except (AttributeError, OSError):  # there is no file
+        return _NAMES_ONE.search(Path(path).read_bytes()) is not None
+    except OSError:  # such as of code in a notebook
         return False
-    return _NAMES_ONE.search(source) is not None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dataloaders.bottleneck.arms import Verdict
 from dataloaders.bottleneck.outputs.contents import Table, milliseconds, times
-from dataloaders.bottleneck.result import Result
 from dataloaders.measuring.intervals import Interval
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.report import Report
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,17 @@ class Comparison:
             loop = f"the loop is {times(ratio)} as fast as before"
         return f"{verdicts}; {loop}."
 
+    @property
+    def table(self) -> Table:
+        """Return how many times as fast each arm is as before."""
+        rows = [
+            (name, milliseconds(before.estimate), milliseconds(now.estimate), times(ratio))
+            for name, (before, now, ratio) in self.arms.items()
+        ]
+        return Table(("input", "ms before", "ms now", "as fast as before"), rows)
 
-def compare(before: Result, now: Result) -> Comparison:
+
+def compare(before: Report, now: Report) -> Comparison:
     """Return ``now`` compared with ``before``.
 
     The two are measured apart, so that their errors are independent: the half widths of the
@@ -60,15 +72,6 @@ def compare(before: Result, now: Result) -> Comparison:
     differs = [f"{name}: {then or '?'} before, {here or '?'} now" for name, then, here in facts
                if then != here]  # fmt: skip
     return Comparison((before.verdict, now.verdict), arms, tuple(differs))
-
-
-def compared(comparison: Comparison) -> Table:
-    """Return how many times as fast each arm is as before."""
-    rows = [
-        (name, milliseconds(before.estimate), milliseconds(now.estimate), times(ratio))
-        for name, (before, now, ratio) in comparison.arms.items()
-    ]
-    return Table(("input", "ms before", "ms now", "as fast as before"), rows)
 
 
 def _ratio(above: Interval, below: Interval) -> Interval:

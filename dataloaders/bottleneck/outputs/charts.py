@@ -7,15 +7,17 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from dataloaders.bottleneck.arms import ARMS, MEANINGS, STALLS
 from dataloaders.bottleneck.outputs.contents import LEAST_SHARE, in_order, milliseconds
-from dataloaders.bottleneck.result import Result
 from dataloaders.measuring.intervals import Step
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.report import Report
 
 _INK = "#010203"  # becomes currentColor: black on white, or the other way round
 # Okabe and Ito's colours: told apart by colour-blind readers, on white and on black.
@@ -43,7 +45,7 @@ _STYLE: Any = {
 }
 
 
-def charts(report: Result) -> dict[str, str]:
+def charts(report: Report) -> dict[str, str]:
     """Return SVG elements by the page's sections, for those that have something to show."""
     made = {
         "arms": _drawn(_arms, report, "ms a batch, 95 % interval"),
@@ -58,7 +60,7 @@ def charts(report: Result) -> dict[str, str]:
 # Each draws a chart, and yields the names of its rows, from the top.
 
 
-def _arms(axes: Any, report: Result) -> Iterator[str]:
+def _arms(axes: Any, report: Report) -> Iterator[str]:
     for row, (name, took) in enumerate(in_order(report.seconds_per_batch, MEANINGS)):
         colour = _LOOP if name in ("real", "cold") else _STEP
         _bar(axes, row, took.estimate, colour, milliseconds(took.estimate), high=took.high)
@@ -67,7 +69,7 @@ def _arms(axes: Any, report: Result) -> Iterator[str]:
         yield name
 
 
-def _waterfall(axes: Any, report: Result) -> Iterator[str]:
+def _waterfall(axes: Any, report: Report) -> Iterator[str]:
     real, alone = (report.seconds_per_batch.get(name) for name in ("real", "synthetic"))
     if real is None or alone is None or not report.stalls:
         return
@@ -90,14 +92,14 @@ def _waterfall(axes: Any, report: Result) -> Iterator[str]:
         yield name
 
 
-def _preparation(axes: Any, report: Result) -> Iterator[str]:
+def _preparation(axes: Any, report: Report) -> Iterator[str]:
     shown = (one for one in report.preparation if one.share >= LEAST_SHARE)
     for row, one in enumerate(shown):
         _bar(axes, row, one.seconds_per_sample, _COLOURS["prep"], f"{one.share:.0%}")
         yield one.call
 
 
-def _candidates(axes: Any, report: Result) -> Iterator[str]:
+def _candidates(axes: Any, report: Report) -> Iterator[str]:
     axes.axvline(1, color=_INK, lw=0.5, ls=":")
     known = (one for one in report.candidates if not one.reason and (one.predicted or one.measured))
     for row, one in enumerate(known):
@@ -109,7 +111,7 @@ def _candidates(axes: Any, report: Result) -> Iterator[str]:
         yield one.name
 
 
-def _timeline(axes: Any, report: Result) -> Iterator[str]:
+def _timeline(axes: Any, report: Report) -> Iterator[str]:
     arms = [name for name in (one.name for one in ARMS) if report.timeline.get(name)]
     if "real" not in arms:
         return
@@ -150,7 +152,7 @@ def _bar(
     axes.annotate(text, (end, row), (4, 0), textcoords="offset points", va="center")
 
 
-def _drawn(draw: Callable[[Any, Result], Iterator[str]], report: Result, unit: str) -> str | None:
+def _drawn(draw: Callable[[Any, Report], Iterator[str]], report: Report, unit: str) -> str | None:
     """Return a chart with a row for each name that ``draw`` yields; None if it yields none."""
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": unit}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a name in a script that its font lacks

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dataloaders.bottleneck.arms import FETCH, LAUNCH, MEANINGS, STALLS, Verdict
-from dataloaders.bottleneck.result import Result
 from dataloaders.findings import Finding
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import best_of
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.report import Report
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ _EVIDENCE = {
 }
 
 
-def bound_of(report: Result) -> str:
+def bound_of(report: Report) -> str:
     """Return what a perfect input would gain, in a sentence; "" where it is not known."""
     bound = report.speedup_bound
     if bound is None:
@@ -42,7 +44,28 @@ def bound_of(report: Result) -> str:
     )
 
 
-def change_of(report: Result) -> tuple[str, str]:
+def gap_of(report: Report) -> str:
+    """Return the smallest gap that could have been seen, in a sentence; "" if it is not known."""
+    if report.smallest_gap is None:
+        return ""
+    return f"A gap below {report.smallest_gap:.1%} could not have been seen."
+
+
+def measured(report: Report) -> str:
+    """Return what was measured, and how long that took.
+
+    Without a complete round, single steps carry the figures: those of a short first epoch, say.
+    """
+    rounds = counted(report.rounds, "round") if report.rounds else "single steps"
+    return f"{rounds} in {report.seconds:.0f} s"
+
+
+def counted(count: int, thing: str) -> str:
+    """Return "1 thing", "2 things"."""
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
+def change_of(report: Report) -> tuple[str, str]:
     """Return the one change to make, as code, and its gain; or "" and the first advice."""
     best = None if report.verdict == "step-bound" else best_of(report.candidates)
     gain = None if best is None else best.measured or best.predicted
@@ -53,17 +76,10 @@ def change_of(report: Result) -> tuple[str, str]:
     return best.code, f"{best.name}: {times(gain)} as fast, {how}{costs}"
 
 
-def findings_of(report: Result) -> list[Finding]:
+def findings_of(report: Report) -> list[Finding]:
     """Return what of the step could be faster; where it is not the limit, what holds anyway."""
     all_of_them = report.verdict == "step-bound"
     return [one for one in report.findings if all_of_them or one.anyway or one.gain is not None]
-
-
-def saved(gain: Interval | None) -> str:
-    """Return seconds that a change would save, as a sentence; "" for None."""
-    if gain is None:
-        return ""
-    return f"Saves {milliseconds(gain.estimate)} ms a batch ({range_of(gain)})."
 
 
 def times(gain: Interval | None) -> str:
@@ -84,13 +100,10 @@ def range_of(seconds: Interval) -> str:
 
 
 class Table(NamedTuple):
-    """Holds headings and rows of text; false where there are no rows."""
+    """Holds headings, and rows of text."""
 
     headings: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-
-    def __bool__(self) -> bool:
-        return bool(self.rows)
 
     @property
     def numeric(self) -> tuple[bool, ...]:
@@ -99,7 +112,20 @@ class Table(NamedTuple):
         return tuple(all(not cell or cell[0] in "-0123456789" for cell in one) for one in columns)
 
 
-def arms(report: Result) -> Table:
+def tables(report: Report) -> dict[str, Table]:
+    """Return the tables that have rows, by what they show, in the order of a report."""
+    found = {
+        "arms": arms(report),
+        "stalls": stalls(report),
+        "waits": waits(report),
+        "slow": slow(report),
+        "preparation": preparation(report),
+        "candidates": candidates(report),
+    }
+    return {name: table for name, table in found.items() if table.rows}
+
+
+def arms(report: Report) -> Table:
     """Return the arms that were measured, the whole loop last."""
     rows = [
         (name, milliseconds(took.estimate), range_of(took), MEANINGS.get(name, ""))
@@ -108,7 +134,7 @@ def arms(report: Result) -> Table:
     return Table(("input", "ms a batch", "95 % interval", "what it is"), rows)
 
 
-def stalls(report: Result) -> Table:
+def stalls(report: Report) -> Table:
     """Return what the loop loses, by cause; where the step is the limit, what that loses."""
     real = report.seconds_per_batch.get("real")
     if real is None:
@@ -129,22 +155,31 @@ def in_order(found: Mapping[str, T], names: Iterable[str]) -> list[tuple[str, T]
     return [(name, found[name]) for name in order if name in found]
 
 
-def waits(report: Result) -> Table:
-    """Return how long single batches are waited for."""
-    found = report.waits or {}
-    kinds = {"p50": "median", "p99": "99th percentile", "longest": "longest"}
-    rows = [(text, milliseconds(found[key])) for key, text in kinds.items() if key in found]
+def waits(report: Report) -> Table:
+    """Return how long single batches are waited for; nothing where the step is the limit."""
+    found = report.waits
+    if found is None or report.verdict == "step-bound":
+        return Table((), [])
+    longest = [
+        (f"batch {batch} of epoch {epoch}", milliseconds(seconds))
+        for epoch, batch, seconds in found.get("batches", ())
+    ]
+    rows = [
+        ("median", milliseconds(found["p50"])),
+        ("99th percentile", milliseconds(found["p99"])),
+        *(longest or [("longest", milliseconds(found["longest"]))]),
+    ]
     return Table(("wait for one batch", "ms"), rows)
 
 
-def slow(report: Result) -> Table:
+def slow(report: Report) -> Table:
     """Return the samples that took longest."""
     found = (report.waits or {}).get("slow", ())
     rows = [(str(index), milliseconds(seconds), file) for index, file, seconds in found]
     return Table(("slow sample", "ms", "file"), rows)
 
 
-def preparation(report: Result) -> Table:
+def preparation(report: Report) -> Table:
     """Return what the calls of one sample cost."""
     rows = []
     for one in report.preparation:
@@ -155,7 +190,7 @@ def preparation(report: Result) -> Table:
     return Table(("call", "ms a sample", "of it CPU", "share"), rows)
 
 
-def candidates(report: Result) -> Table:
+def candidates(report: Report) -> Table:
     """Return what could be changed, with what it gains or why not."""
     tried = any(one.measured for one in report.candidates)
     rows = []

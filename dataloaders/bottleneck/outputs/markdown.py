@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from dataloaders.bottleneck.outputs import contents
-from dataloaders.bottleneck.outputs.against import Comparison, compared
-from dataloaders.bottleneck.outputs.contents import MEANS, bound_of, change_of, findings_of, saved
-from dataloaders.bottleneck.result import Result
+from dataloaders.bottleneck.outputs.against import Comparison
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.report import Report
+
+_LEFT_OUT = ("waits", "slow")  # a summary says what to do
 
 
-def markdown(report: Result, comparison: Comparison | None = None) -> str:
+def markdown(report: Report, comparison: Comparison | None = None) -> str:
     """Return a summary: verdict, the change to make, tables; notes folded away."""
-    parts = [f"### {report.verdict}: {MEANS[report.verdict]}", bound_of(report)]
-    code, why = change_of(report)
+    parts = [f"### {report.verdict}: {contents.MEANS[report.verdict]}", contents.bound_of(report)]
+    code, why = contents.change_of(report)
     if code:
         parts += [f"**The one change to make** ({_escaped(why)}):", f"```python\n{code}\n```"]
     elif why:
@@ -21,29 +26,30 @@ def markdown(report: Result, comparison: Comparison | None = None) -> str:
     if comparison is not None:
         parts += [
             f"**Compared with before:** {_escaped(comparison.sentence)}",
-            _table(compared(comparison)),
+            _table(comparison.table),
             _listed(comparison.differs),
         ]
-    for name in ("arms", "stalls", "preparation", "candidates"):
-        parts.append(_table(getattr(contents, name)(report)))
-    findings = [
-        f"{one.where or one.name}: {one.message} {saved(one.gain)}" for one in findings_of(report)
+    parts += [
+        _table(shown) for name, shown in contents.tables(report).items() if name not in _LEFT_OUT
     ]
     facts = f"loader: {report.loader}", f"batch: {report.batch}", ", ".join(report.machine.values())
-    parts += [_listed(findings), "<details><summary>Notes and machine</summary>"]
+    parts += [
+        _listed(map(str, contents.findings_of(report))),
+        "<details><summary>Notes and machine</summary>",
+    ]
     parts += [_listed((*report.notes, *facts)), "</details>"]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _table(table: contents.Table) -> str:
-    if not table:
+    if not table.rows:
         return ""
     rule = ("---:" if numeric else "---" for numeric in table.numeric)
     rows = (table.headings, rule, *([_escaped(cell) for cell in row] for row in table.rows))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _listed(lines: tuple[str, ...] | list[str]) -> str:
+def _listed(lines: Iterable[str]) -> str:
     return "\n".join(f"- {_escaped(line)}" for line in lines)
 
 

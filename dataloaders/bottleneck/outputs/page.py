@@ -5,10 +5,10 @@ from __future__ import annotations
 import linecache
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dataloaders.bottleneck.outputs import contents
-from dataloaders.bottleneck.outputs.against import Comparison, compared
-from dataloaders.bottleneck.result import Result
+from dataloaders.bottleneck.outputs.against import Comparison
 from dataloaders.errors import MissingDependency
 
 try:
@@ -22,13 +22,15 @@ except ImportError as error:
         "install them with: pip install 'gpu-dataloaders[check]'"
     ) from error
 
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.report import Report
+
 _WHERE = re.compile(r"(.+\.py):(\d+)")
 _ADDRESS = re.compile(r"(?:([^,]*), )?(https?://[^\s&]+)")  # with its title
 
 
-def page(report: Result, comparison: Comparison | None = None) -> str:
+def page(report: Report, comparison: Comparison | None = None) -> str:
     """Return the page."""
-    names = ("arms", "stalls", "waits", "slow", "preparation", "candidates")
     change, why = contents.change_of(report)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters.update(code=_code, linked=_linked)
@@ -37,14 +39,16 @@ def page(report: Result, comparison: Comparison | None = None) -> str:
         report=report,
         means=contents.MEANS[report.verdict],
         bound=contents.bound_of(report),
+        gap=contents.gap_of(report),
+        measured=contents.measured(report),
         change=change,
         why=why,
-        tables={name: getattr(contents, name)(report) for name in names},
+        tables=contents.tables(report),
         charts={name: Markup(svg) for name, svg in charts(report).items()},
         findings=[(one, _line_at(one.where or "")) for one in contents.findings_of(report)],
-        saved=contents.saved,
+        ms=contents.milliseconds,
+        range_of=contents.range_of,
         comparison=comparison,
-        compared=comparison and compared(comparison),
     )
 
 

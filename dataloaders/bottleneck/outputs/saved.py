@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dataloaders.bottleneck.result import Result
 from dataloaders.errors import OptionError
 from dataloaders.measuring.intervals import Interval
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.report import Report
 
 FORMAT = 1
 """Changes when a reader of the older format would misunderstand; further fields do not count."""
@@ -58,7 +60,7 @@ def read(kind: type[T], path: str | os.PathLike[str]) -> T:
         raise OptionError(f"{name}: a damaged report: {error}") from error
 
 
-def trace(report: Result) -> str:
+def trace(report: Report) -> str:
     """Return the steps of the timeline as Chrome's trace events: an arm a row, in JSON.
 
     Format: "Trace Event Format" of the Catapult project; complete events (``ph`` "X"), in µs.

@@ -12,6 +12,7 @@ import torch
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes.causes import Causes
 from dataloaders.bottleneck.evidence.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
+from dataloaders.bottleneck.outputs.contents import counted
 from dataloaders.bottleneck.report import Report
 from dataloaders.machine import resources
 from dataloaders.measuring.feed import Feed
@@ -74,23 +75,23 @@ def _notes(
 ) -> tuple[str, ...]:
     """Return what a reader must know to trust the figures, a sentence each."""
     feed, found, known = blocks.feed, analysis is not None, analysis or Analysis()
+    few = f"only {counted(rounds, 'complete round')}" if rounds else "no complete round"
     notes = {
-        f"only {_counted(rounds, 'complete round')} could be measured; let the loop run longer "
-        "(more steps or epochs, or a larger --budget)": not found,
+        f"{few} could be measured; let the loop run longer (more steps or epochs, or a larger "
+        "--budget)": not found,
         "the loop ended before the check had enough; figures are what is known so far": (
             found and not finished
         ),
-        f"{_counted(rounds, 'round')} measured too different times for an interval; a larger "
-        "budget, or a machine with nothing else to do, gives one": found
-        and known.speedup_bound is None,
-        f"{_counted(known.left_out, 'real step')} left out: the first on a shape each, which "
+        "the measured times differ too much for an interval; a larger budget, or a machine with "
+        "nothing else to do, gives one": found and known.speedup_bound is None,
+        f"{counted(known.left_out, 'real step')} left out: each was the first on its shape, and "
         "took longer than steps on shapes seen before": known.left_out,
         f"other processes held the step up for {known.held:.0%} of its time, which the "
         "interval allows for; a machine with nothing else to do gives a narrower one": (
             known.held > _HELD_FROM
         ),
-        "all of it lies within the first epoch; a dataset that fills a cache in its first "
-        "epoch is faster later": found and feed.epoch == 0 and feed.length is not None,
+        "everything was measured within the first epoch; a dataset that fills a cache in its "
+        "first epoch is faster later": found and feed.epoch == 0 and feed.length is not None,
         "the step writes into its batch; resident batches were restored, unmeasured": blocks.writes,
         f"the loop repeats itself every {blocks.cycle} batches: blocks hold whole cycles": (
             blocks.cycle > 1
@@ -100,38 +101,36 @@ def _notes(
         f"the device's memory has room for {len(blocks.pool)} resident batches beside the step": (
             blocks.pool.crowded
         ),
-        f"{_counted(blocks.early, 'block')} began before the loader's queue was as full as it "
-        f"should be: it was waited for {blocks.patience_s:.1f} s each time; a larger budget "
-        "waits longer": (blocks.early),
+        f"{counted(blocks.early, 'block')} began before the loader's queue was as full as it "
+        f"should be: the check waited {blocks.patience_s:.1f} s each time; with a larger budget "
+        "it waits longer": blocks.early,
     }
     hidden = ", which a device may hide" if blocks.asynchronous else ", counted as input"
     for name, total_s in blocks.log.elsewhere.items():
         waits_ms = 1e3 * total_s / max(1, blocks.log.given)
-        waits = f"{waits_ms:.1f} ms a batch are waits for another loader, {name}{hidden}"
-        notes[waits] = waits_ms >= 0.1
+        text = f"the loop waits {waits_ms:.1f} ms a batch for another loader, {name}{hidden}"
+        notes[text] = waits_ms >= 0.1
     return tuple(note for note, holds in notes.items() if holds)
 
 
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' * (count != 1)}"
-
-
 def _less(whole: Interval, part: Interval) -> Interval:
-    """Return whole - part, measured apart; none of its ends is below 0."""
+    """Return whole - part, two independent figures, with no end below 0."""
     half, estimate = math.hypot(whole.half_width, part.half_width), whole.estimate - part.estimate
     return Interval(*(max(0.0, end) for end in (estimate - half, estimate, estimate + half)))
 
 
 def _describe_loader(loader: Any, feed: Feed) -> str:
     dataset = type(getattr(loader, "dataset", loader)).__name__
+    options: dict[str, Any] = {"num_workers": feed.workers}
+    if feed.workers:
+        options["prefetch_factor"] = getattr(loader, "prefetch_factor", None)
+    for name in ("pin_memory", "backend"):
+        if value := getattr(loader, name, None):
+            options[name] = value
     parts = [f"{type(loader).__name__} over {dataset}"]
-    parts += [] if feed.length is None else [f"{feed.length} batches an epoch"]
-    parts.append(f"num_workers={feed.workers}")
-    parts += [f"prefetch_factor={getattr(loader, 'prefetch_factor', None)}"] * bool(feed.workers)
-    parts += ["pin_memory=True"] * bool(getattr(loader, "pin_memory", False))
-    backend = getattr(loader, "backend", None)
-    parts += [] if backend is None else [f"backend={backend!r}"]
-    return ", ".join(parts)
+    if feed.length is not None:
+        parts.append(f"{feed.length} batches an epoch")
+    return ", ".join([*parts, *(f"{name}={value!r}" for name, value in options.items())])
 
 
 _ADVICE = {
@@ -190,7 +189,7 @@ def _advice(analysis: Analysis, feed: Feed) -> list[str]:
 def _sharing(count: int, *, on_device: bool) -> list[str]:
     """Say how ``count`` workers and the step can share the cores."""
     cores, threads = resources.usable_cores(), torch.get_num_threads()
-    share = f"the step shares {cores} cores with {count} worker{'s' * (count != 1)}"
+    share = f"the step shares {cores} cores with {counted(count, 'worker')}"
     advice = [f"{share}: `dataloaders tune` measures how many of them are best"]
     if on_device or threads == 1:
         return advice

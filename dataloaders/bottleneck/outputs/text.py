@@ -3,54 +3,46 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from dataloaders.bottleneck.outputs import contents
-from dataloaders.bottleneck.outputs.contents import milliseconds
-from dataloaders.bottleneck.result import Result
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.report import Report
 
 _WIDTH = 112  # a line of the candidates' table
-_IN_A_PAGE = '<pre style="font-family: monospace; line-height: normal">{code}</pre>'
+_NOTEBOOK = '<pre style="font-family: monospace; line-height: normal">{code}</pre>'
 
 
-def text(report: Result) -> str:
+def text(report: Report) -> str:
     """Return plain text, in lines of 112 characters except those to search for or to copy."""
-    output = io.StringIO()
-    console = Console(file=output, width=_WIDTH, force_terminal=False)
-    console.print(renderable(report), crop=False)
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+    console = _printed(report)
+    return "\n".join(line.rstrip() for line in console.export_text().splitlines())
 
 
-def html(report: Result) -> str:
+def html(report: Report) -> str:
     """Return the text as a notebook shows it."""
-    console = Console(file=io.StringIO(), width=_WIDTH, record=True)
-    console.print(renderable(report), crop=False)
-    return console.export_html(inline_styles=True, code_format=_IN_A_PAGE)
+    return _printed(report).export_html(inline_styles=True, code_format=_NOTEBOOK)
 
 
-def renderable(report: Result) -> Group:
+def renderable(report: Report) -> Group:
     """Return what rich prints of the report."""
-    parts: list[Any] = [
-        Text.assemble((report.verdict.upper(), "bold"), f": {contents.MEANS[report.verdict]}")
-    ]
-    if bound := contents.bound_of(report):
-        parts.append(Text(bound))
-    if report.smallest_gap is not None:
-        parts.append(Text(f"A gap below {report.smallest_gap:.1%} could not have been seen."))
+    meaning = f": {contents.MEANS[report.verdict]}"
+    parts: list[Any] = [Text.assemble((report.verdict.upper(), "bold"), meaning)]
+    parts += [Text(line) for line in (contents.bound_of(report), contents.gap_of(report)) if line]
     parts += ["", Text(f"loader  {report.loader}"), Text(f"batch   {report.batch}"), ""]
-    sections = [
-        _table(contents.arms(report)), _table(contents.stalls(report)), _waits(report),
-        _table(contents.preparation(report)), _table(contents.candidates(report)),
-    ]  # fmt: skip
-    for section in sections:
-        parts += [*section, ""] if section else []
-    rounds = "1 round" if report.rounds == 1 else f"{report.rounds} rounds"
+    for name, table in contents.tables(report).items():
+        if name == "slow":  # a path is copied, and a table would break it
+            parts += [_unbroken(f"slow: sample {key}, {ms} ms {at}") for key, ms, at in table.rows]
+        else:
+            parts.append(_table(table))
+        parts.append("")
     facts = ", ".join(report.machine.values())
-    parts.append(Text(f"{rounds} in {report.seconds:.0f} s; {facts}", style="dim"))
+    parts.append(Text(f"{contents.measured(report)}; {facts}", style="dim"))
     parts += [_unbroken(f"note: {line}") for line in report.notes]
     parts += [Text(f"step: {finding}") for finding in contents.findings_of(report)]
     parts += [Text(f"-> {line}") for line in report.advice]
@@ -61,33 +53,22 @@ def renderable(report: Result) -> Group:
     return Group(*parts)
 
 
-def _table(shown: contents.Table) -> list[Any]:
-    if not shown:
-        return []
+def _printed(report: Report) -> Console:
+    console = Console(file=io.StringIO(), width=_WIDTH, record=True)
+    console.print(renderable(report), crop=False)
+    return console
+
+
+def _table(shown: contents.Table) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for number, heading in enumerate(shown.headings):
-        last = number == len(shown.headings) - 1
-        table.add_column(heading, justify="right" if number > 0 and not last else "left",
-                         style="dim" if last else None)  # fmt: skip
+    first, *middle, last = shown.headings
+    table.add_column(first)
+    for heading in middle:
+        table.add_column(heading, justify="right")
+    table.add_column(last, style="dim")
     for row in shown.rows:
         table.add_row(*map(Text, row))
-    return [table]
-
-
-def _waits(report: Result) -> list[Any]:
-    waits = report.waits
-    if waits is None or report.verdict == "step-bound":
-        return []
-    p50, p99, longest = (milliseconds(waits[name]) for name in ("p50", "p99", "longest"))
-    lines = [f"waits for a batch, ms: half up to {p50}, 99 % up to {p99}, longest {longest}"]
-    if batches := waits.get("batches"):
-        named = (f"{milliseconds(s)} (batch {n} of epoch {epoch})" for epoch, n, s in batches)
-        lines.append(f"longest waits, ms: {', '.join(named)}")
-    lines += [
-        f"slow: sample {index}, {milliseconds(seconds)} ms {file}".rstrip()
-        for index, file, seconds in waits["slow"]
-    ]
-    return [Text(line) for line in lines]
+    return table
 
 
 def _unbroken(line: str) -> Text:
