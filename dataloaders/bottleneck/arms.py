@@ -12,15 +12,14 @@ A further arm of a round is one more entry of `ARMS`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from dataloaders.batches.tree import Batch
-from dataloaders.bottleneck.resident import Pool
-from dataloaders.bottleneck.schedule import Schedule
-from dataloaders.measuring.feed import Feed
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.blocks import Blocks
 
 Verdict: TypeAlias = Literal[
     "input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive"
@@ -28,30 +27,6 @@ Verdict: TypeAlias = Literal[
 
 Take: TypeAlias = Callable[[], Batch]
 """Returns the next batch for the step."""
-
-
-class Loop:
-    """Holds what arms take their batches from, and the state in which real blocks left it.
-
-    Attributes:
-        feed, pool, schedule: the loader's batches, the resident ones, the lengths of loop.
-        real_s: seconds of a step on real batches, as last measured.
-        ready: batches that were ready when the last real block ended; None if not countable.
-        patience_s: the longest wait for workers.
-    """
-
-    def __init__(self, feed: Feed, pool: Pool, schedule: Schedule) -> None:
-        self.feed: Feed = feed
-        self.pool: Pool = pool
-        self.schedule = schedule
-        self.real_s = math.nan
-        self.ready: int | None = 0
-        self.patience_s = max(0.5, schedule.budget_s / 6)
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether the clock is a device's, which runs behind the host."""
-        return self.schedule.asynchronous
 
 
 class Stall(NamedTuple):
@@ -68,10 +43,10 @@ class Arm:
 
     name: str  # its key in the report
     meaning: str  # in words
-    begin: Callable[[Loop], bool]  # brings the queue into a block's first state; or in vain
-    take: Callable[[Loop, int], Take]  # what hands out so many batches, its warm-up included
-    stall: Stall | None = None  # what its difference to synthetic; None: nothing, or all
-    exists: Callable[[Loop], bool] = lambda loop: True  # whether it says something about this loop
+    begin: Callable[[Blocks], bool]  # brings the queue to the block's first state; False: in vain
+    take: Callable[[Blocks, int], Take]  # for so many batches, those of the warm-up included
+    stall: Stall | None = None  # what its difference to synthetic is; None: nothing, or all
+    exists: Callable[[Blocks], bool] = lambda blocks: True  # whether the loop has this arm
 
 
 PREP = Stall("prep", "input-bound", "waiting for batches to be made")
@@ -81,27 +56,27 @@ FETCH = Stall("fetch", "input-bound", "more, where files come from the disk")
 LAUNCH = Stall("launch", "step-bound", "within the step: its device waiting to be given work")
 
 
-def _when_idle(loop: Loop) -> bool:
-    return loop.feed.wait_until_idle(loop.patience_s, loop.real_s)
+def _when_idle(blocks: Blocks) -> bool:
+    return blocks.feed.wait_until_idle(blocks.patience_s, blocks.real_s)
 
 
-def _slows_the_host(loop: Loop) -> bool:
+def _slows_the_host(blocks: Blocks) -> bool:
     # On the host's clock the steps of real blocks, without their waits, are this arm. Workers of
     # a short epoch are soon done, and starting the next one is no contention. Very slow steps are
     # too few for a further arm.
-    exists = loop.asynchronous and loop.feed.parallel and loop.feed.countable
-    return exists and not (loop.schedule.short_epochs or loop.schedule.few_steps(loop.real_s))
+    exists = blocks.asynchronous and blocks.feed.parallel and blocks.feed.countable
+    return exists and not (blocks.schedule.short_epochs or blocks.schedule.few_steps(blocks.real_s))
 
 
-def _begin_contended(loop: Loop) -> bool:
-    if not loop.feed.running:
-        loop.feed.start()
+def _begin_contended(blocks: Blocks) -> bool:
+    if not blocks.feed.running:
+        blocks.feed.start()
     return True
 
 
-def _beside_workers(loop: Loop, count: int) -> Take:
+def _beside_workers(blocks: Blocks, count: int) -> Take:
     # Taken on the loop's own thread, as in the real loop: next() runs the loader's sampler.
-    issued, drop = iter(loop.pool.issue("synthetic", count)), loop.feed.drop_ready
+    issued, drop = iter(blocks.pool.issue("synthetic", count)), blocks.feed.drop_ready
 
     def take() -> Batch:
         drop()
@@ -110,9 +85,9 @@ def _beside_workers(loop: Loop, count: int) -> Take:
     return take
 
 
-def _begin_real(loop: Loop) -> bool:
+def _begin_real(blocks: Blocks) -> bool:
     # The first block begins with an empty queue.
-    return loop.ready is None or loop.feed.bring_to(loop.ready, loop.patience_s)
+    return blocks.ready is None or blocks.feed.bring_to(blocks.ready, blocks.patience_s)
 
 
 ARMS = (
@@ -120,21 +95,21 @@ ARMS = (
         "real",
         "the loop as it is",
         _begin_real,
-        lambda loop, count: loop.feed.next,
+        lambda blocks, count: blocks.feed.next,
     ),
     Arm(
         "synthetic",
         "the step alone, on batches that are already there",
         _when_idle,
-        lambda loop, count: iter(loop.pool.issue("synthetic", count)).__next__,
+        lambda blocks, count: iter(blocks.pool.issue("synthetic", count)).__next__,
     ),
     Arm(
         "host",
         "the same, and the copy to the device",
         _when_idle,
-        lambda loop, count: iter(loop.pool.issue("host", count)).__next__,
+        lambda blocks, count: iter(blocks.pool.issue("host", count)).__next__,
         TRANSFER,
-        lambda loop: loop.pool.transfers,
+        lambda blocks: blocks.pool.transfers,
     ),
     Arm(
         "contended",
@@ -151,5 +126,5 @@ STALLS = (PREP, *(arm.stall for arm in ARMS if arm.stall is not None))
 """Parts of real minus synthetic, as the report has them; "prep" is what the others leave."""
 
 MEANINGS = {arm.name: arm.meaning for arm in (*ARMS[1:], ARMS[0])}
-MEANINGS["cold"] = "the loop as it is, its files not in memory"  # measured once: see causes.py
+MEANINGS["cold"] = "the loop as it is, its files not in memory"  # measured once: see cold.py
 """What each input is, in words, in the order of a report."""

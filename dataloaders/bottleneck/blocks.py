@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dataloaders.batches.tree import Batch, leaves, nbytes
-from dataloaders.bottleneck.arms import ARMS, Arm, Loop, Take
+from dataloaders.bottleneck.arms import ARMS, Arm, Take
 from dataloaders.bottleneck.resident import Pool
 from dataloaders.bottleneck.rhythm import Rhythm
 from dataloaders.bottleneck.schedule import WARM_UP_STEPS, Numbers, Plan, Schedule
@@ -33,31 +33,52 @@ Block: TypeAlias = Generator[Batch, None, BlockTimes | None]
 """Yields batches to the step; returns what it took, or None if the block must be run again."""
 
 _QUEUES_EVERY_S = 0.02  # asking how full the queues are takes some microseconds
+_LAUNCH_SHARE = 0.05  # of the budget
 _LAUNCHES, _DELAY = 8, 1.5  # steps launched at once; the delay, in steps
 
 
-class Blocks(Loop):
-    """Runs the blocks of one loop."""
+class Blocks:
+    """Runs the blocks of one loop.
+
+    Attributes:
+        feed, pool, schedule: the loader's batches, the resident ones, the lengths of blocks.
+        real_s, step_s: seconds of a step on real and on resident batches, as last measured.
+        ready: batches that were ready when the last real block ended; None if not countable.
+        patience_s: the longest wait for workers.
+        log: what single steps took.
+        early: blocks that began before the loader's queue was in their arm's state.
+        cycle: batches of an accumulation cycle, as the last block had it.
+        writes: whether the step writes into its batch.
+        step_cores: cores on which this process computes during a step.
+        lead: real steps with which the next real block begins.
+        now: returns the host's time in seconds.
+        interrupted: whether the loop did something else since its last batch.
+    """
 
     def __init__(
         self, feed: Feed, pool: Pool, schedule: Schedule, clock: Clock, host: HostTime
     ) -> None:
-        super().__init__(feed, pool, schedule)
-        self._now = host.now
+        self.feed, self.pool, self.schedule = feed, pool, schedule
         self.clock = clock
-        self.log = StepLog()
-        self.rhythm = Rhythm()
-        self.step_s = math.nan  # of a step on resident batches, as last measured
-        self.early = 0  # blocks that began before the loader's queue was in their arm's state
-        self.cycle = 1  # batches of an accumulation cycle, as the last block had it
-        self.writes = False  # whether the step writes into its batch
-        self.step_cores = 1.0  # that this process computes on during a step
-        self.lead: tuple[Segment, ...] = ()  # real steps with which the next real block begins
-        self.interrupted = False  # whether the loop did something else since its last batch
+        self.log, self.rhythm = StepLog(), Rhythm()
+        self.real_s = self.step_s = math.nan
+        self.ready: int | None = 0
+        self.patience_s = max(0.5, schedule.budget_s / 6)
+        self.early = 0
+        self.cycle = 1
+        self.writes = self.interrupted = False
+        self.step_cores = 1.0
+        self.lead: tuple[Segment, ...] = ()
+        self.now = host.now
         self.held_up = getattr(host, "held_up", HostTime().held_up)
         self._lag_s = 0.0  # of the device's work, left when the last real block ended
         self._warm_up: list[float] = []  # seconds of unmeasured steps of the running block
         self._shapes: set[tuple[torch.Size, ...]] = set()
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the clock is a device's, which runs behind the host."""
+        return self.schedule.asynchronous
 
     @property
     def arms(self) -> list[Arm]:
@@ -69,9 +90,9 @@ class Blocks(Loop):
         if self.pool.varied:
             self._is_new_shape(batch)
         self.log.given += 1
-        given, elsewhere = self._now(), self.log.elsewhere_s
+        given, elsewhere = self.now(), self.log.elsewhere_s
         yield batch
-        step_s = self._now() - given
+        step_s = self.now() - given
         interrupted = self._interruption(step_s)
         if not interrupted:
             self._warm_up.append(step_s - (self.log.elsewhere_s - elsewhere))
@@ -84,7 +105,7 @@ class Blocks(Loop):
         plan = self.schedule.plan(arm.name, self._numbers(left_s))
         self.cycle = plan.cycle
         self._warm_up.clear()
-        began, (warm_up, batches) = self._now(), (plan.warm_up, plan.batches)
+        began, (warm_up, batches) = self.now(), (plan.warm_up, plan.batches)
         if plan.writes and arm.name != "real":  # each batch is written into once, then restored
             warm_up = min(warm_up, len(self.pool) // 2)
             batches = min(batches, len(self.pool) - warm_up)
@@ -119,21 +140,22 @@ class Blocks(Loop):
             self.step_s = took.per_batch
         return took
 
-    def launched(self, most_s: float) -> Generator[Batch, None, Interval | None]:
+    def launched(self) -> Generator[Batch, None, Interval | None]:
         """Yield steps that the device begins once they are launched; return what one takes it.
 
-        The device is made to wait first, for longer than the host needs: so no gap in which it
-        waits for the host is counted. None where the clock cannot do that, the step writes into
-        its batch, or is so slow that two of them take four times ``most_s``.
+        The device is made to wait first, for longer than the host needs, so that the time contains
+        no gap in which the device waits for the host. Returns None if the clock cannot do that, if
+        the step writes into its batch, or if two steps would take a fifth of the budget.
         """
+        most_s = _LAUNCH_SHARE * self.schedule.budget_s
         delay = getattr(self.clock, "delay", None)
         if delay is None or self.writes or math.isnan(self.step_s):
             return None
         if 2 * (1 + _DELAY) * self.step_s * self.cycle > 4 * most_s:
             return None
         took: list[float] = []
-        until = self._now() + most_s
-        while len(took) < _LAUNCHES and (len(took) < 2 or self._now() < until):
+        until = self.now() + most_s
+        while len(took) < _LAUNCHES and (len(took) < 2 or self.now() < until):
             self.clock.wait()
             delay(_DELAY * self.step_s * self.cycle)
             first = self.clock.mark()
@@ -156,7 +178,7 @@ class Blocks(Loop):
                 self.pool.record(batch)
             yield from self.give(batch)
             if number >= WARM_UP_STEPS and self.schedule.late(
-                number, self._now() - began, plan.most_s
+                number, self.now() - began, plan.most_s
             ):
                 return
 
@@ -172,7 +194,7 @@ class Blocks(Loop):
         """Yield ``batches`` in segments; return ``lead`` and those without an interruption."""
         steps = min(plan.segment, batches)
         count = batches // steps
-        feed, log, now, mark = self.feed, self.log, self._now, self.clock.mark
+        feed, log, now, mark = self.feed, self.log, self.now, self.clock.mark
         real, varied = arm.name == "real", self.pool.varied
         before, used, asked_queues = self.held_up(), feed.cpu_s(), -math.inf
         started, computed = now(), time.process_time()

@@ -38,7 +38,6 @@ from dataloaders.measuring.intervals import BlockTimes, Interval
 
 _HELD_SHARE = 0.03
 _CONTENTION_SHARE = 0.03
-_LAUNCH_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -110,11 +109,10 @@ class Check:
             raise OptionError(f"budget_s={budget_s!r}: must be a positive number of seconds")
         self.finished = False
         self._loader = loader
-        self._budget_s = budget_s
         self._progress = progress
-        self._now = (host := host_time_of(clock)).now
+        host = host_time_of(clock)
+        self._now = host.now
         self._feed = Feed(loader, iterate, host)
-        self._pool = Pool()
         self._schedule = Schedule(
             budget_s,
             workers=self._feed.workers,
@@ -123,21 +121,20 @@ class Check:
             length=self._feed.length,
             agree=agree,
         )
+        self._pool = Pool()
         self._blocks = Blocks(self._feed, self._pool, self._schedule, clock or HostClock(), host)
         self._watch = Watch()
         self._first = FirstSteps(
             self._blocks,
-            self._schedule,
             self._watch,
-            host=host,
             clock=clock,
             device=None if device is None else torch.device(device),
             only_epoch=only_epoch and not try_candidates,
         )
         self._predict = predict or try_candidates
         self._trying = try_candidates
-        self._causes = Causes(loader, self._blocks, budget_s, self._now, self._tell, cache)
-        self._settings = TriedSettings(self._blocks, self._watch, budget_s, self._now)
+        self._causes = Causes(loader, self._blocks, self._tell, cache)
+        self._settings = TriedSettings(self._blocks, self._watch)
         self._rounds: list[dict[str, BlockTimes]] = []
         self._round_s: deque[float] = deque([0.0], maxlen=3)  # of the last rounds
         self._round: dict[str, BlockTimes] = {}  # the running one
@@ -272,13 +269,13 @@ class Check:
             blocks.step_s = block.per_batch - waited_s
             blocks.real_s = block.per_batch
             blocks.ready = self._feed.ready()
-            blocks.patience_s = self._budget_s / 20
+            blocks.patience_s = self._schedule.budget_s / 20
         blocks.log.clear()
 
     def _explain(self, found: Analysis, *, stepping: bool) -> Iterator[Batch]:
         """Yield the batches that say where the time goes, and what changes would gain."""
         if self._schedule.asynchronous:
-            self._launched = yield from self._blocks.launched(_LAUNCH_SHARE * self._budget_s)
+            self._launched = yield from self._blocks.launched()
         if not self._predict:
             return
         step_bound = found.verdict == "step-bound"
@@ -349,7 +346,7 @@ class Check:
             known = self._analysis()
             bound = None if known is None else known.speedup_bound
             self._progress(
-                Progress(self._seconds(), self._budget_s, phase, len(self._rounds), bound)
+                Progress(self._seconds(), self._schedule.budget_s, phase, len(self._rounds), bound)
             )
 
     def _analysis(self) -> Analysis | None:

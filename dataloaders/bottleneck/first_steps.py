@@ -17,10 +17,10 @@ from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.evidence.verdict import Analysis
 from dataloaders.bottleneck.placement import Placement, resident_everywhere
 from dataloaders.bottleneck.rhythm import WarmUp
-from dataloaders.bottleneck.schedule import WARM_UP_STEPS, Schedule
+from dataloaders.bottleneck.schedule import WARM_UP_STEPS
 from dataloaders.errors import CheckError
 from dataloaders.findings import Watch
-from dataloaders.measuring.clocks import Clock, HostTime, clock_of
+from dataloaders.measuring.clocks import Clock, clock_of
 from dataloaders.measuring.intervals import BlockTimes, Segment, block_of
 
 _BUDGET_SHARE = 0.15
@@ -47,10 +47,8 @@ class FirstSteps:
     def __init__(
         self,
         blocks: Blocks,
-        schedule: Schedule,
         watch: Watch,
         *,
-        host: HostTime,
         clock: Clock | None,
         device: torch.device | None,
         only_epoch: bool,
@@ -61,13 +59,12 @@ class FirstSteps:
         self.seconds = 0.0
         self.segments: list[Segment] = []
         self._resident: list[Segment] = []  # the last steps of a short first epoch
-        self._blocks, self._schedule, self._watch = blocks, schedule, watch
-        self._feed, self._pool = blocks.feed, blocks.pool
-        self._now = host.now
+        self._blocks, self._watch, self._now = blocks, watch, blocks.now
+        self._feed, self._pool, self._schedule = blocks.feed, blocks.pool, blocks.schedule
         self._clock = clock
         self._device = device
         self._only_epoch = only_epoch
-        self._budget_s = schedule.budget_s
+        self._budget_s = blocks.schedule.budget_s
         self._steady = WarmUp(self._budget_s * _BUDGET_SHARE)
 
     @property

@@ -55,14 +55,12 @@ _TRIAL_SHARE, _LEAST_TRIAL_S = 0.1, 1.0
 
 
 class Causes:
-    """What was found for a check with ``budget_s`` seconds; each part is empty until it is."""
+    """Holds what was found; each part is empty until `find`."""
 
     def __init__(
         self,
         loader: Any,
         blocks: Blocks,
-        budget_s: float,
-        now: Callable[[], float],
         tell: Callable[[str], None],
         cache: str | None = None,
     ) -> None:
@@ -73,8 +71,7 @@ class Causes:
         self.notes: list[str] = []  # what was not found and why
         self._loader = loader
         self._blocks = blocks
-        self._budget_s = budget_s
-        self._now = now
+        self._budget_s = blocks.schedule.budget_s
         self._tell = tell  # called with what is looked for
         self._cache = cache  # where to find or build one; None: only as long as it is tried
 
@@ -114,7 +111,9 @@ class Causes:
             first += keys if isinstance(keys, (list, tuple)) else [keys]
         seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
         try:
-            look = Look(loader.collate_fn, size, loader.num_workers, seconds, first, self._now)
+            look = Look(
+                loader.collate_fn, size, loader.num_workers, seconds, first, self._blocks.now
+            )
             seen = observing.observe(loader, look)
         except Exception as error:  # a dataset may fail in any way
             self.notes.append(f"what preparation consists of is not known: {last_line(error)}")
@@ -167,7 +166,7 @@ class Causes:
         mean, real = statistics.fmean(loads), arms["real"].estimate
         beside, after = max(mean, step.estimate) + transfer, mean + step.estimate + transfer
         # Behind the device's work, the host's is hidden.
-        take, start_s = seconds_of_a_worker(host, context, self._now)
+        take, start_s = seconds_of_a_worker(host, context, self._blocks.now)
         length = self._blocks.feed.length
         cached, uncached = dict[str, SmallCache](), ""
         if not isinstance(self._loader.dataset, IterableDataset):

@@ -5,7 +5,7 @@ round     plain │ autocast │ matmul-precision …     blocks of the step alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
@@ -22,15 +22,11 @@ _FEWEST_ROUNDS, _MOST_ROUNDS = 4, 9
 
 
 class TriedSettings:
-    """Holds what settings gain, for a check with ``budget_s`` seconds; nothing until `find`."""
+    """Holds what settings of the step gain; nothing until `find`."""
 
-    def __init__(
-        self, blocks: Blocks, watch: Watch, budget_s: float, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, blocks: Blocks, watch: Watch) -> None:
         self._blocks = blocks
         self._watch = watch
-        self._budget_s = budget_s
-        self._now = now
         self._gains: dict[str, Interval] = {}
         self._tried: str | None = None  # the setting under which the step runs now
         self._untried: dict[str, str] = {}  # those under which it fails, and why
@@ -57,19 +53,20 @@ class TriedSettings:
         """Yield blocks of the step alone, as it is and with each setting that is found."""
         wanted = {one.name for one in found} - self._gains.keys() - self._untried.keys()
         names = [name for name in TOGGLES if name in wanted]
-        most_s = _SHARE * self._budget_s
+        most_s = _SHARE * self._blocks.schedule.budget_s
         block_s = (WARM_UP_STEPS + 1) * self._blocks.cycle * self._blocks.step_s
         if names and _FEWEST_ROUNDS * (1 + len(names)) * block_s > most_s:
             self._untried.update(dict.fromkeys(names, "; not measured: that wants a larger budget"))
             return
         rounds: list[dict[str | None, float]] = []
-        until = self._now() + most_s
+        now = self._blocks.now
+        until = now() + most_s
         while names and (
-            len(rounds) < _FEWEST_ROUNDS or (len(rounds) < _MOST_ROUNDS and self._now() <= until)
+            len(rounds) < _FEWEST_ROUNDS or (len(rounds) < _MOST_ROUNDS and now() <= until)
         ):
             rounds.append({})
             for name in (None, *names):
-                ran = yield from self._block(name, facts, max(0.1, until - self._now()))
+                ran = yield from self._block(name, facts, max(0.1, until - now()))
                 if ran is not None:
                     rounds[-1][name] = ran.per_batch
         for name in names:  # the first round chose kernels
