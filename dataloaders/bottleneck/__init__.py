@@ -10,7 +10,7 @@ what is measured   first_steps: until steps are steady      blocks: batches betw
 what is decided    rhythm: the loop's cycle    schedule: how long blocks are, when to end
                    evidence/: from blocks to a verdict
 after the verdict  causes/: where input's time goes, what changes would gain
-what is said       result: the data    outputs/: what it is written as    report: both
+what is reported   report: the figures, and the forms that they are written in (outputs/)
 """
 
 from dataloaders.errors import MissingDependency

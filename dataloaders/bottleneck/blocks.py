@@ -1,11 +1,11 @@
-"""One block of an arm: batches for whoever runs the step, and marks of the clock between them.
+"""One block of an arm: batches for the loop that runs the step, and the clock's marks.
 
     queue ── warm-up ── to a cycle's start ── mark  segment  mark  segment  mark ── wait
     device   the arm's own steady state            └── seconds, waits in next() ──┘
 
-Nothing waits for the device before or within the measured part: a loop that waits cannot hide
-loading behind the device's work, as training does. A real block is a stretch of the loader's
-epochs, one after the other, as training takes them.
+Nothing waits for the device before or within the measured part, because a loop that waits cannot
+hide loading behind the device's work, as training does. A real block goes through the loader's
+epochs one after the other, as training does.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Blocks:
             warm_up = min(warm_up, len(self.pool) // 2)
             batches = min(batches, len(self.pool) - warm_up)
         if plan.refill:
-            # Before the queue is brought to its level: workers would go on meanwhile.
+            # First, since workers go on during these steps; then the queue is brought to its level.
             self.early += not self.feed.wait_until_idle(self.patience_s, self.real_s)
             self.clock.wait()
             for batch in self.pool.issue("synthetic", plan.refill):
@@ -173,8 +173,8 @@ class Blocks:
         for number in range(1, count + 1):
             batch = take()
             if keeps:
-                # Copied here, off the clock: a block that held pinned batches would make the
-                # loader pin new memory for each one.
+                # Copied now, off the clock: if a block held pinned batches, the loader would have
+                # to pin new memory for each one.
                 self.pool.record(batch)
             yield from self.give(batch)
             if number >= WARM_UP_STEPS and self.schedule.late(
@@ -244,12 +244,12 @@ class Blocks:
         ]
         waits = sum(one.elsewhere for one in kept) / max(1, steps * len(kept))
         if self.asynchronous and lag_s >= waits:
-            # The device had work to do all the while: waits for other loaders were hidden.
+            # The device had work all the time, which hid the waits for other loaders.
             kept = [one._replace(elsewhere=0.0) for one in kept]
         if not kept:
             return None
         alike = plan.cycle == 1 and not (self.asynchronous or self.writes or varied)
-        warm_up = tuple(self._warm_up[1:]) if alike else ()  # the first follows another arm
+        warm_up = tuple(self._warm_up[1:]) if alike else ()  # the first step follows another arm
         busy_share = statistics.fmean(busy) if busy else 1.0
         return block_of([*lead, *kept], warm_up=warm_up, held=held, busy=busy_share)
 

@@ -42,13 +42,13 @@ _CONTENTION_SHARE = 0.03
 
 @dataclass(frozen=True)
 class Progress:
-    """Says how far a check is; given to ``progress`` between blocks."""
+    """Says how far a check is; ``progress`` is called with it between blocks."""
 
     seconds: float  # spent measuring so far
     budget_s: float  # the most that will be spent, in seconds
     phase: str  # "warm-up", or the arm that was measured last
-    rounds: int  # complete ones, so far
-    interval: Interval | None  # of real / synthetic, as known so far
+    rounds: int  # complete ones so far
+    interval: Interval | None  # of real / synthetic, from the blocks so far
 
     def __str__(self) -> str:
         seconds = min(self.seconds, self.budget_s)
@@ -64,26 +64,28 @@ class Check:
     """Yields batches that make a training loop measure itself; iterate it in place of the loader.
 
     ``for batch in check: step(batch)`` ends when enough is known, then `report` has the result.
-    The loop may also break and iterate again (validation in between): the check goes on where it
-    was, without that step. ``report()`` can be asked at any time.
+    The loop may also break and iterate again, with a validation in between: the check goes on, and
+    leaves out the step in which that happened. ``report()`` may be called at any time.
 
     Args:
         loader: a DataLoader, or any object that can be iterated again and again.
-        budget_s: the most seconds to spend; it ends earlier once the interval is narrow. Up to
-            twice as many without a verdict where steps are slow (0.25 s) or not two rounds fit.
+        budget_s: the most seconds to spend. The check ends earlier once the interval is narrow.
+            Without a verdict it takes up to twice as long if steps are slow (more than 0.25 s) or
+            if fewer than two rounds are complete.
         device: where the step wants its batches; None: where its first real batch ends up.
         iterate: makes the loader's iterator, if not ``iter(loader)``.
-        progress: called with a `Progress` between blocks, never inside one.
-        clock: what blocks are timed with; None: the devices that the step computes on.
-        predict: whether to look, once the verdict stands, for what preparation consists of and
-            what remedies would gain, some seconds; or, if the step is the bottleneck, to measure
-            what settings gain that findings name, for half of the budget more.
+        progress: called with a `Progress` between blocks, never within one.
+        clock: times the blocks; None: the clock of the devices that the step computes on.
+        predict: whether to go on after the verdict, for up to half of the budget: to find out what
+            preparation consists of and what remedies would gain, or, if the step is the
+            bottleneck, what the settings gain that findings name.
         try_candidates: whether to run these remedies with the step, too.
-        cache: of the dataset, for them; built if it is missing. None: in a temporary folder.
-        only_epoch: whether the first epoch may be the loop's only one, as a script's may: if it is
-            short, and what it waited for carries a verdict, no other one is begun.
-        agree: with several ranks, called at the same points of the loop by every rank with the
-            numbers of its own; returns those of rank 0. None: this process decides alone.
+        cache: path of the dataset's cache for these remedies, built if it is missing; None: in a
+            temporary folder.
+        only_epoch: whether the first epoch may be the only one, as in a script: if it is short and
+            the waits in it carry a verdict, no further epoch is begun.
+        agree: for several ranks: every rank calls it with its own numbers, at the same points of
+            the loop, and gets those of rank 0. None: this process decides alone.
 
     Raises:
         OptionError: ``budget_s`` is not positive.
@@ -133,13 +135,13 @@ class Check:
         )
         self._predict = predict or try_candidates
         self._trying = try_candidates
-        self._causes = Causes(loader, self._blocks, self._tell, cache)
+        self._causes = Causes(loader, self._blocks, self._show_progress, cache)
         self._settings = TriedSettings(self._blocks, self._watch)
         self._rounds: list[dict[str, BlockTimes]] = []
         self._round_s: deque[float] = deque([0.0], maxlen=3)  # of the last rounds
         self._round: dict[str, BlockTimes] = {}  # the running one
         self._round_began_s = 0.0
-        self._known: tuple[tuple[int, int, int], Analysis | None] | None = None
+        self._cached: tuple[tuple[int, int, int], Analysis | None] | None = None
         self._launched: Interval | None = None  # seconds of a step that was launched at once
         self._running: Generator[Batch, None, None] | None = None
         self._given_at = 0.0  # when the loop got its last batch
@@ -150,20 +152,20 @@ class Check:
         if self._running is None:
             self._running = self._run()
         else:
-            # What the loop did meanwhile, such as a validation, is neither step nor budget.
+            # What the loop did in between, such as a validation, is neither step nor budget.
             self._blocks.interrupted = True
             if self._began_at is not None:
                 self._began_at += self._now() - self._given_at
         return self._batches(self._running)
 
     def _batches(self, running: Iterator[Batch]) -> Iterator[Batch]:
-        # Another generator around the running one: that goes on where a loop broke off.
+        # One generator a loop: a loop that breaks closes its own, and not the running check.
         for batch in running:
             self._given_at = self._now()
             yield batch
 
     def report(self) -> Report:
-        """Return what is known so far; the verdict is "inconclusive" while too little is."""
+        """Return what is known so far; the verdict is "inconclusive" while that is too little."""
         analysis, placement = self._analysis(), self._first.placement
         return summarise(
             analysis,
@@ -180,9 +182,9 @@ class Check:
         )
 
     def failed(self, error: BaseException) -> bool:
-        """Return whether a setting that is tried around the step made it fail, and leave that out.
+        """Return whether a setting that is tried around the step made it fail.
 
-        The verdict stands by then: such an error is no reason to end without the report.
+        The setting is left out. The verdict is known by then, so the report is not lost.
         """
         return self._settings.failed(error)
 
@@ -210,17 +212,16 @@ class Check:
         return sum(one.waited for one in segments) / max(1, sum(one.steps for one in segments))
 
     def optimizer_stepped(self) -> None:
-        """Note that an optimizer stepped: blocks then consist of whole accumulation cycles.
+        """Note that an optimizer stepped, so that blocks consist of whole accumulation cycles.
 
-        A loop that steps with torch's optimizers need not call it.
+        Only for optimizers that are not torch's: those are noticed by a hook.
         """
         self._blocks.rhythm.stepped()
 
     def waited_elsewhere(self, name: str, seconds: float) -> None:
-        """Count ``seconds`` of the loop's own time as waiting for input, not as its step.
+        """Count ``seconds`` of the loop as a wait for another loader, not as part of its step.
 
-        To be called when the loop comes back from ``next()`` of another loader; ``name`` is what
-        the report calls that loader.
+        Call it after each ``next()`` of that loader; ``name`` is its name in the report.
         """
         self._blocks.log.waited_elsewhere(name, seconds)
 
@@ -250,20 +251,20 @@ class Check:
             self._ended_at = self._now()
 
     def _begin(self, known: bool) -> None:
-        """Begin measuring, after the first steps: what compiling took is not the budget's."""
+        """Begin to measure, after the first steps; time for compilation is not in the budget."""
         blocks, first = self._blocks, self._first
         self._began_at = self._now() - (first.seconds if known else first.spent_s)
         blocks.clock = first.clock
         self._schedule.asynchronous = not isinstance(blocks.clock, HostClock)
         self._pool.build()
-        self._tell("warm-up")
+        self._show_progress("warm-up")
         if known:
             return
         blocks.real_s = first.usual_s
         block = first.steady_block()
         if not self._schedule.few_steps(blocks.real_s):
             first.run_out_epoch()
-        elif block is not None:  # few steps fit in: the steady ones begin the first real block
+        elif block is not None:  # the budget has room for few steps: first steps count as well
             blocks.lead = block.segments
             waited_s = sum(one.waited for one in block.segments) / block.steps
             blocks.step_s = block.per_batch - waited_s
@@ -283,7 +284,7 @@ class Check:
             yield from self._causes.find(found, trying=self._trying, stepping=stepping)
         facts = self._facts(found) if step_bound and stepping else None
         if facts is not None:
-            self._tell("settings of the step")
+            self._show_progress("settings of the step")
             yield from self._settings.find(findings_of(facts), facts)
 
     def _go_round(self) -> Iterator[Batch]:
@@ -297,7 +298,7 @@ class Check:
                 took = yield from self._block(arm)
                 if took is not None:
                     self._round[arm.name] = took
-                    self._tell(arm.name)
+                    self._show_progress(arm.name)
                 if self._late():
                     return
         self._rounds.append(self._round)
@@ -311,14 +312,14 @@ class Check:
     def _block(self, arm: Arm) -> Generator[Batch, None, BlockTimes | None]:
         """Yield one block of ``arm``; return None if it has to be run again.
 
-        With several ranks: on this one or on the one that decides.
+        With several ranks, rank 0 decides that.
         """
         missing = sum(one.name not in self._round for one in self._blocks.arms)
         left_s = self._schedule.left_s(len(self._rounds), self._seconds()) / missing
         ran = yield from self._blocks.run(arm, left_s)
         again = self._schedule.agree(float(ran is None))[0]
         if ran is None and not again:
-            return BlockTimes(math.nan, 1)  # this rank goes on with the others, without a figure
+            return BlockTimes(math.nan, 1)  # rank 0 goes on, and this rank has no figure
         return None if again else ran
 
     def _spread(self, arm: str) -> float:
@@ -330,7 +331,7 @@ class Check:
         return self._schedule.over(len(self._rounds), self._seconds(), self._verdict_stands)
 
     def _verdict_stands(self) -> tuple[bool, bool, bool]:
-        """Return whether there is a verdict, an undisturbed one, and one that nothing improves."""
+        """Return whether there is a verdict; one without disturbance; one that is precise."""
         known = self._analysis()
         if known is None or known.verdict == "inconclusive":
             return False, False, False
@@ -341,7 +342,7 @@ class Check:
             return self._first.spent_s
         return (self._ended_at or self._now()) - self._began_at
 
-    def _tell(self, phase: str) -> None:
+    def _show_progress(self, phase: str) -> None:
         if self._progress is not None:
             known = self._analysis()
             bound = None if known is None else known.speedup_bound
@@ -352,9 +353,9 @@ class Check:
     def _analysis(self) -> Analysis | None:
         """Return what the blocks so far carry; computed once after each."""
         state = (len(self._rounds), len(self._round), self._first.steps)
-        if self._known is None or self._known[0] != state:
-            self._known = (state, self._analysed())
-        return self._known[1]
+        if self._cached is None or self._cached[0] != state:
+            self._cached = (state, self._analysed())
+        return self._cached[1]
 
     def _analysed(self) -> Analysis | None:
         rounds = [

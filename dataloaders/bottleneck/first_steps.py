@@ -1,7 +1,7 @@
-"""The loop's first steps: until they are steady, unmeasured but for what next() takes.
+"""The loop's first steps, until they are steady; no block is measured, but every wait is.
 
-step step step … steady     a few batches kept; the devices that the step uses noticed
-a first epoch that is short ends here, if what its steps waited for carries a verdict
+step step step … steady     keeps a few batches, and notices the devices that the step uses
+short first epoch           the check may end here, if the waits of its steps carry a verdict
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _BUDGET_SHARE = 0.15
 _LONGEST = 3  # times this share: where steps never agree or an optimizer's cycle is long
 _EPOCH_SHARE = 0.2  # of the budget, that a first epoch may take
 _MOST_KEPT = 1000
-_UNSTEADY = 4  # of them, that are slower than the others, or whose batches were there already
+_UNSTEADY = 4  # first steps: slower than the others, or on batches that were ready already
 _TAKEN_BEFORE = 2  # batches of an epoch that a script's loop had before it was taken over
-_AS_SLOW = 0.5  # of what the first epoch's batches took
+_AS_SLOW = 0.5  # of the seconds of a batch of the first epoch
 _HELD_SHARE = 0.03
 
 
@@ -37,11 +37,10 @@ class FirstSteps:
     """Runs the first steps of a loop.
 
     Attributes:
-        clock: what blocks are timed with: the one given, or that of the devices in use.
         placement: what was seen of the step's copies; None without an accelerator.
-        batch: one batch in a line.
-        steps, seconds: how many there were, and what they took.
-        segments: the first ones, one by one.
+        batch: describes one batch in a line.
+        steps, seconds: how many first steps ran, and how long they took.
+        segments: the first of these steps, one by one.
     """
 
     def __init__(
@@ -74,22 +73,22 @@ class FirstSteps:
 
     @property
     def spent_s(self) -> float:
-        """Return what of the budget the first steps took; compiling is not counted."""
+        """Return the part of the budget that the first steps took, without compilation."""
         return min(self.seconds, self._budget_s * _BUDGET_SHARE)
 
     @property
     def usual_s(self) -> float:
-        """Return the seconds of a step with its wait, without those that compiled."""
+        """Return the mean seconds of a step and its wait, without compilation."""
         return max(1e-6, (self.seconds - self._steady.excess_s) / self.steps)
 
     def run(self, analysis: Callable[[], Analysis | None]) -> Generator[Batch, None, bool]:
-        """Yield batches; return whether the first epoch ended meanwhile and carries a verdict.
+        """Yield batches; return whether the first epoch has ended and carries a verdict.
 
-        The device is waited for after each step: what counts here is when steps are steady.
+        The clock waits for the device after each step, to find out when steps are steady.
         """
         feed, pool, blocks, steady = self._feed, self._pool, self._blocks, self._steady
         held = blocks.held_up()
-        last = -1  # batches that the first epoch has left when it is asked for a verdict
+        last = -1  # batches left in the first epoch when its verdict is computed
         while True:
             if feed.epoch == 0 and feed.left <= last and self.waits_are_lost:
                 if (yield from self._end_epoch(last - _TAKEN_BEFORE, held, analysis)):
@@ -120,7 +119,7 @@ class FirstSteps:
                 return False
 
     def _first_batch(self) -> int:
-        """Note what the loader shows with its first batch; return when its epoch is to end."""
+        """Note what the first batch shows of the loader; return the last batches to hold back."""
         feed = self._feed
         self._steady.fewest = 2 * feed.in_flight
         self._schedule.learn(feed.length, feed.in_flight)
@@ -140,12 +139,12 @@ class FirstSteps:
             return False
         if not (self._only_epoch and self.waits_are_lost and feed.epoch == 0):
             return True
-        # A short rest of the epoch, which may be the only one, is stepped through as well.
+        # If the rest of an epoch that may be the only one is short, it is stepped through, too.
         rest_s = feed.left * self.seconds / self.steps
         return rest_s > _EPOCH_SHARE * self._budget_s or self._schedule.short_epochs
 
     def _watched(self, batch: Batch) -> Generator[Batch, None, bool]:
-        """Yield one of the first batches, and see to which devices the step copies and computes."""
+        """Yield one of the first batches; notice the devices to which the step copies it."""
         blocks, pool = self._blocks, self._pool
         if self._device is not None and not pool.placed:
             pool.place(resident_everywhere(batch, self._device))
@@ -153,7 +152,7 @@ class FirstSteps:
             if not pool.placed:
                 pool.place([None for _ in leaves(batch)])
             return (yield from blocks.give(batch))
-        # A consumer that fetches ahead copies this batch after the next one was asked for.
+        # A consumer that fetches ahead copies this batch only after it has asked for the next one.
         if self.placement is None:
             self.placement = Placement(batch)
         else:
@@ -177,15 +176,15 @@ class FirstSteps:
             used |= self.placement.used
         on = {device for device in used if device.type not in ("cpu", "meta")}
         if not on and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            # A compiled step copies and computes unseen.
+            # What a compiled step does is not seen.
             on = {torch.device("cuda", torch.cuda.current_device())}
         return sorted(on, key=str)
 
     def run_out_epoch(self) -> None:
-        """Take the rest of epoch 0 without a step, if that is quick: later ones may be faster.
+        """Take the rest of the first epoch without steps, if that is quick.
 
-        Datasets that fill a cache are slow once. Where it would take long, the check measures
-        inside the first epoch, and the report says so.
+        A dataset that fills a cache is slow in its first epoch only. If taking the rest would be
+        slow, the check measures within the first epoch, and the report says so.
         """
         feed = self._feed
         if feed.epoch > 0 or feed.length is None or not feed.running:
@@ -203,9 +202,9 @@ class FirstSteps:
     def _end_epoch(
         self, last: int, held: tuple[float, float], analysis: Callable[[], Analysis | None]
     ) -> Generator[Batch, None, bool]:
-        """Yield ``last`` batches of epoch 0 as resident ones; return whether that is enough.
+        """Yield ``last`` resident batches in place of the epoch's; return whether that is enough.
 
-        Not if other processes held it up, nor if a later epoch's batches wait for less.
+        It is not if other processes held the steps up, or if a later epoch's batches are quicker.
         """
         blocks, now = self._blocks, self._now
         if last:
@@ -227,7 +226,7 @@ class FirstSteps:
         return self._as_slow_later()
 
     def _as_slow_later(self) -> bool:
-        """Return whether the next epoch's batches, without a step, take about as long to make."""
+        """Return whether the next epoch's batches, taken without steps, take about as long."""
         feed, now = self._feed, self._now
         feed.close()
         began, taken = now(), 0
@@ -241,11 +240,11 @@ class FirstSteps:
 
     @property
     def waits_are_lost(self) -> bool:
-        """Whether what a step waits is a part of the gap: on the host's clock, of this process."""
+        """Whether a step's wait is lost time: one process alone, and no device that hides it."""
         return self._schedule.alone and not (self._schedule.asynchronous or self._devices_in_use())
 
     def steady_block(self) -> BlockTimes | None:
-        """Return the steady ones of them as a real block; None where waits are not all of a gap."""
+        """Return the steady first steps as a real block; None if waits are not the whole gap."""
         if self._pool.varied or self._blocks.log.elsewhere or not self.waits_are_lost:
             return None
         segments = self.segments[1:]
@@ -255,9 +254,9 @@ class FirstSteps:
         return block_of(segments) if segments else None
 
     def blocks(self) -> dict[str, BlockTimes]:
-        """Return them as blocks, for a loop that ended before anything was measured.
+        """Return first steps as blocks, for a loop that ended before a block was measured.
 
-        Without workers they are the gap; with workers only beside steps on resident batches.
+        Without workers the waits are the gap; with workers, steps on resident batches are needed.
         """
         real, resident = self.segments[_UNSTEADY:], self._resident[1:]
         if not self._feed.parallel:

@@ -28,10 +28,9 @@ from dataloaders.specification import generators_of
 def bottleneck_check(loader: Any, **options: Any) -> Iterator[Check]:
     """Give a `Check` of ``loader``; the loop that iterates it is measured and ends by itself.
 
-    What the loop does with a batch is the step, as it stands: it trains the model, on some batches
-    many times. After the block ``check.report()`` has the result, also of a loop that was
-    interrupted, and the random states of torch, NumPy and ``random``, and the loader's generator,
-    are as before.
+    The body of the loop is the step. It trains the model, on some batches many times. After the
+    block ``check.report()`` returns the result, also if the loop was interrupted. The random states
+    of torch, NumPy and ``random``, and of the loader's generator, are restored.
 
     Args:
         loader: a DataLoader, torch's or ours, or anything that can be iterated again and again.
@@ -67,8 +66,8 @@ def check_bottleneck(loader: Any, step: Callable[[Batch], object], **options: An
 
     Args:
         loader, options: as in `bottleneck_check`.
-        step: takes one batch as the loader delivers it; copies it to its device itself, unless
-            the loader does.
+        step: a function of one batch, as the loader delivers it, which copies the batch to its
+            device unless the loader does.
 
     Raises:
         OptionError: ``budget_s`` is not positive.

@@ -1,4 +1,4 @@
-"""Where the step wants its batches: seen in its first steps, or as asked for."""
+"""Where the step wants its batches: noticed in its first steps, or as the user says."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dataloaders.findings.watch import Onlooker
 
 
 class Placement(Onlooker):  # type: ignore[no-untyped-call]
-    """Notices to which device the step copies each leaf of its batch; on for a few first steps."""
+    """Notices to which device the step copies each leaf of its batch, in its first steps."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._storages = [[_storage_key(leaf) for leaf in leaves(batch)]]
-        self._computed: dict[int, torch.Tensor] = {}  # kept alive: memory used again has its key
+        self._computed: dict[int, torch.Tensor] = {}  # kept, so that no other tensor has their key
         # Where each leaf ended up; None if it was never copied (lengths often stay on the CPU).
         self.devices: list[torch.device | None] = [None] * len(self._storages[0])
-        self.used: set[torch.device] = set()  # those where the step made tensors, but the CPU
-        self.derived = False  # whether it copied what it had computed from its batch on the CPU
+        self.used: set[torch.device] = set()  # where the step made tensors, without the CPU
+        self.derived = False  # whether it copied something that it computed from the batch
 
     def watch(self, batch: Batch) -> None:
         """Look for the copies of one more batch: the consumer may fetch ahead of its step."""
@@ -32,7 +32,7 @@ class Placement(Onlooker):  # type: ignore[no-untyped-call]
         super().__exit__(*exception)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func`` unchanged; follow what comes from the batch until it is copied away."""
+        """Run ``func`` unchanged; follow what is computed from the batch until it is copied."""
         out = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         self.used.update(leaf.device for leaf in made if leaf.device.type not in ("cpu", "meta"))

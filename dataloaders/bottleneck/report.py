@@ -31,8 +31,8 @@ class Report:
             "inconclusive".
         speedup_bound: real / synthetic with its 95 % interval: how many times faster the loop
             would be if batches cost nothing. 1.0 means nothing to gain.
-        seconds_per_batch: arm -> seconds for one step ("synthetic", "host", "contended",
-            "real", "cold"; arms that say nothing here are missing).
+        seconds_per_batch: arm -> seconds for one step ("synthetic", "host", "contended", "real",
+            "cold"; only the arms that this loop has).
         stalls: "prep", "transfer", "contention" -> seconds a batch lost to it, which add up to real
             minus synthetic; "fetch" -> seconds that an epoch from the disk loses beyond these;
             "launch" -> seconds of the step alone in which its device waits to be given work.
@@ -41,20 +41,20 @@ class Report:
         batch: one batch in one line: dtypes and shapes.
         advice: what to try next, a sentence each.
         notes: what a reader must know to trust the figures, a sentence each.
-        rounds: how many interleaved rounds were measured.
+        rounds: complete interleaved rounds; 0 if single steps carry the figures.
         seconds: how long the check took.
-        evidence: what carries the verdict: "blocks" (real against synthetic blocks), "steps" (the
-            same, step by step), "waits" (time in the loader's ``next()``); None for no figures.
+        evidence: what the verdict is based on: "blocks" (real against synthetic blocks), "steps"
+            (the same, step by step), "waits" (time in the loader's ``next()``); None: no figures.
         machine: cores, processor, device and versions.
-        waits: what single batches were waited for: "p50", "p99" and "longest", in seconds;
-            "batches": (epoch, batch of it, seconds) of the longest, both counted from 0; "slow":
-            (index, file or "", seconds) of samples that take far longer than most; None if no
+        waits: the loop's waits for single batches, in seconds: "p50", "p99" and "longest";
+            "batches": (epoch, batch in it, seconds) of the longest, both counted from 0; "slow":
+            (index, file or "", seconds) of samples that take far longer than most. None if no
             batch of the loader was measured.
         preparation: what a sample's preparation consists of, the largest part first.
         candidates: changes of the input: what each would gain, or why it is out.
         timeline: arm -> its last measured steps, as the host's clock saw them.
-        findings: what of the step itself could be faster. Where the step is not what holds the loop
-            back, only those that hold anyway, or whose gain was measured, are printed.
+        findings: what could be faster in the step itself. If the step is not the bottleneck, only
+            those that hold under any verdict, or whose gain was measured, are printed.
     """
 
     verdict: Verdict

@@ -41,8 +41,8 @@ class Pool:
         self._kept: list[_Kept] = []
         self._devices: list[torch.device | None] | None = None
         self._next = 0
-        self.varied = False  # whether they differ in shape: then each round keeps fresh ones
-        self.crowded = False  # whether the device's memory holds fewer of them than wanted
+        self.varied = False  # whether they differ in shape; each round then keeps new ones
+        self.crowded = False  # whether the device's memory holds fewer batches than wanted
         self.most_batches = _MOST_BATCHES  # that are kept, memory permitting
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """Return how many batches of the size of those it holds the host's memory may hold."""
+        """Return how many batches of this size the host's memory may hold."""
         largest = max((nbytes(one.master) for one in self._kept), default=0)
         return max(2, min(_MOST_VARIED, self._most_bytes // (3 * max(1, largest))))
 
@@ -84,7 +84,7 @@ class Pool:
 
     @torch.inference_mode(False)
     def keep(self, batch: Batch) -> None:
-        """Copy ``batch``, as delivered, into the pool, if the device's memory has room for it.
+        """Copy ``batch`` into the pool, as it is delivered, if the device's memory has room.
 
         Raises:
             CheckError: the device's memory does not hold two of them.
@@ -97,7 +97,7 @@ class Pool:
 
     @torch.inference_mode(False)
     def record(self, batch: Batch) -> None:
-        """Keep ``batch`` too, in place of the oldest one if there is no more room."""
+        """Keep ``batch`` as well, in place of the oldest one if there is no room for one more."""
         most = len(self._kept) if self.crowded else self.room
         if not self.crowded or most > 2:
             del self._kept[: max(0, len(self._kept) + 1 - most)]
@@ -105,9 +105,9 @@ class Pool:
 
     @torch.inference_mode(False)
     def build(self) -> None:
-        """Make the kept batches resident, as many of them as the device's free memory allows.
+        """Make the kept batches resident, as many as the device's free memory allows.
 
-        To be called when the step has run a few times: its own memory is allocated by then.
+        Call it when the step has run a few times and has allocated its own memory.
 
         Raises:
             CheckError: the device's memory does not hold two of them.
@@ -126,11 +126,10 @@ class Pool:
 
     @torch.inference_mode(False)
     def issue(self, arm: str, count: int) -> list[Batch]:
-        """Return ``count`` batches for ``arm`` ("host" or "synthetic"), made off the clock.
+        """Return ``count`` batches for ``arm`` ("host" or "synthetic"), off the clock.
 
-        Containers are new and tensors are detached aliases: a step that pops a key or calls
-        ``requires_grad_`` changes only its own. One that writes into the memory is noticed by
-        `written`.
+        Containers are new and tensors are detached aliases, so a step that pops a key or calls
+        ``requires_grad_`` changes only its own batch. `written` notices writes into memory.
         """
         self.build()
         kept = self._kept
@@ -141,7 +140,7 @@ class Pool:
         return [map_tensors(batch, torch.Tensor.detach) for batch in source]
 
     def written(self) -> bool:
-        """Return whether a step wrote into any batch since the last `restore`, by its version."""
+        """Return whether a step wrote into a batch since the last `restore`, by tensor versions."""
         return any(one.versions != one.seen() for one in self._built())
 
     @torch.inference_mode(False)
@@ -163,9 +162,9 @@ class Pool:
         devices: Sequence[torch.device | None],
         make: Callable[[Batch], Batch],
     ) -> Batch | None:
-        """Return what ``make`` allocates for ``batch``; None if ``number`` of them is the most.
+        """Return ``make(batch)``; None if memory does not hold more than ``number`` batches.
 
-        ``devices``: where each leaf of it is allocated; None for the host.
+        ``devices``: where each leaf is allocated; None for the host.
         """
         sizes: dict[torch.device, int] = {}
         for leaf, device in zip(leaves(batch), devices, strict=True):
@@ -199,16 +198,16 @@ class Pool:
 
 
 def _fits(size: int, device: torch.device) -> bool:
-    """Whether ``size`` more bytes leave the device's memory to the step."""
+    """Whether ``size`` more bytes leave enough of the device's memory to the step."""
     if device.type in ("cpu", "meta") or size == 0:
         return True
     try:
         free, _ = torch.accelerator.get_memory_info(device)
-        # What the allocator holds is free, too, but for what the step needed at its most.
+        # Memory that the allocator holds is free as well, except for what the step has needed.
         free += torch.accelerator.memory_reserved(device)
         free -= torch.accelerator.max_memory_allocated(device)
     except (RuntimeError, NotImplementedError, AttributeError):
-        return True  # an allocator that does not report it: what fails to allocate is handled
+        return True  # an allocator that does not report it; a failed allocation is handled
     return size <= _SHARE_OF_FREE * free
 
 

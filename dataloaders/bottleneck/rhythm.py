@@ -20,9 +20,9 @@ _FETCHED_AHEAD = 2  # batches that a consumer may take before its first step
 class Rhythm:
     """Finds how many batches make one cycle of the loop.
 
-    With gradient accumulation, a log line or a checkpoint every so many batches, only whole cycles
-    can be compared. A cycle ends where an optimizer steps; without that, where a batch is asked
-    for much later than usual, always after the same number of batches.
+    With gradient accumulation, or with a log line or a checkpoint every so many batches, only whole
+    cycles can be compared. A cycle ends where an optimizer steps; without an optimizer, where a
+    batch is asked for much later than usual, always after the same number of batches.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class Rhythm:
         self.aligned = True  # whether the batch that is asked for now is the first of a cycle
         self._stepped = False
         self._optimizers = False
-        self._late_s = math.inf  # a gap from which on a cycle is over, without an optimizer
+        self._late_s = math.inf  # the least gap that ends a cycle, without an optimizer
         self._seen: deque[tuple[bool, float]] = deque(maxlen=4 * _LONGEST_CYCLE)
 
     @property
     def known(self) -> bool:
-        """Whether what ends a cycle was seen a few times, or not at all."""
+        """Whether ends of cycles were seen often enough, or none at all."""
         if self.cycle > 1:
             return True
         if self._optimizers:
@@ -87,20 +87,20 @@ class WarmUp:
     """Decides when steps are steady: compiled, their kernels chosen, the queues in their state."""
 
     def __init__(self, most_s: float, fewest: int = 2) -> None:
-        # Seconds after which it ends even if steps differ, without those of single steps that are
-        # far longer than the others (compilation); and steps to take at least if they fit in.
+        # The warm-up ends after `most_s` seconds even if steps differ; single steps that are far
+        # longer than the others (compilation) do not count. `fewest` steps, if they fit in.
         self._most_s, self.fewest = most_s, fewest
         self._steps: list[float] = []
         self._spent = 0.0
 
     def stepped(self, step_s: float, loop_s: float) -> None:
-        """Note one step and the turn of the loop that it was part of."""
+        """Note the seconds of a step, and of the turn of the loop that it is a part of."""
         self._steps.append(step_s)
         self._spent += loop_s
 
     @property
     def due(self) -> bool:
-        """Whether to look again whether it is over: for very short steps not each time."""
+        """Whether to call `over` now: not after each of very many short steps."""
         return len(self._steps) <= 64 or len(self._steps) % 16 == 0
 
     @property
@@ -112,7 +112,7 @@ class WarmUp:
         return sum(step for step in self._steps[:64] if step > 10 * usual and step > 0.5)
 
     def over(self, cycle: int = 1, waiting_for_more: bool = False) -> bool:
-        """Return whether measuring can begin: whole cycles of so many batches have to agree."""
+        """Return whether measuring can begin: the last three whole cycles have to agree."""
         done = len(self._steps)
         if done < 3:
             return False

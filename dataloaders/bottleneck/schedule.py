@@ -2,9 +2,8 @@
 
     Numbers of the loop so far ──> Schedule ──> Plan: how long the next block is
 
-No clock, no loader and no step is in here. With several ranks every rank must run the same number
-of steps, so the numbers that decide are those of rank 0 (`Agree`); what is decided from them is
-then the same everywhere.
+Nothing here uses a clock, a loader or a step. All ranks must run the same number of steps, so all
+decide from the numbers of rank 0 (`Agree`), and decide the same.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 Agree: TypeAlias = Callable[[list[float]], list[float]]
-"""Called at the same points by every rank with its own numbers; returns rank 0's."""
+"""Every rank calls it at the same points with its own numbers; it returns those of rank 0."""
 
-WARM_UP_STEPS = 2  # a consumer that fetches one batch ahead (Lightning, Accelerate) is covered
+WARM_UP_STEPS = 2  # enough for a consumer that fetches one batch ahead (Lightning, Accelerate)
 
 _FEWEST_STEPS = 4
 _MOST_STEPS = 20_000
@@ -26,7 +25,7 @@ _MOST_TIMES_LONGER = 4  # than the last block of its arm
 _SPREAD_OF_A_STEADY_STEP = 0.03
 _SLOW_STEP_S = 0.25  # from here on every step is an observation of its own
 _FEW_STEPS = 20  # in the budget
-_SLOW_BATCH_S = 0.1  # from here on a queue that was brought to its level needs few steps more
+_SLOW_BATCH_S = 0.1  # from here on few warm-up steps do, after the queue was brought to its level
 _DEVICE_WARM_UP_S = 0.2  # an idle GPU lowers its clocks, and needs this long to raise them again
 _MOST_REFILL_S = 0.5
 _COPIES_COST = 1.02
@@ -38,14 +37,14 @@ _ROUNDS_END_AT = 0.93  # of the budget: half of a further round has to fit in
 
 
 class Numbers(NamedTuple):
-    """Holds what decisions depend on."""
+    """Holds the numbers that decisions depend on."""
 
     left_s: float  # until the budget ends
     step_s: float  # of a step on resident batches, as last measured
     real_s: float  # the same on real batches
     cycle: float = 1  # batches of an accumulation cycle
     ready: float = -1  # batches, at the end of the last real block; -1 if not known
-    lag_s: float = 0  # how far the device was behind the host when the last real block ended
+    lag_s: float = 0  # of the device's work, left when the last real block ended
     pool: float = 8  # resident batches
     writes: float = 0  # 1 if the step writes into its batch
     varied: float = 0  # 1 if batches differ in shape
@@ -58,7 +57,7 @@ class Numbers(NamedTuple):
 class Plan:
     """Describes one block, in batches."""
 
-    refill: int  # resident ones first: the device is as far behind as the last such block left it
+    refill: int  # resident batches first, to give the device as much work as it had left before
     warm_up: int  # before the first mark
     batches: int  # of the measured part: whole segments
     segment: int  # between two marks: whole cycles
@@ -101,11 +100,11 @@ class Schedule:
         return self.length is not None and self.length < fewest
 
     def few_steps(self, step_s: float) -> bool:
-        """Whether so few steps of ``step_s`` seconds fit into the budget that each one counts."""
+        """Whether few steps of ``step_s`` seconds fit into the budget, so that each one counts."""
         return self.budget_s < _FEW_STEPS * step_s
 
     def learn(self, length: int | None, in_flight: int) -> None:
-        """Note what the loader has shown so far: batches of an epoch, and batches in flight."""
+        """Note what is known of the loader by now: batches in an epoch, and in flight."""
         known = math.inf if length is None else float(length)
         known, ahead = self.agree(known, float(in_flight))
         self.length = None if known == math.inf else int(known)
@@ -129,13 +128,13 @@ class Schedule:
         period, epoch = cycle, self.length or 0
         whole_epochs = real and self.short_epochs and not n.interrupted
         if whole_epochs and epoch * batch_s <= _EPOCH_SHARE * self.budget_s:
-            period = math.lcm(cycle, epoch)  # what starting an epoch takes is in each segment
+            period = math.lcm(cycle, epoch)  # so that each segment contains starts of epochs
         per_mark = min(math.ceil(_SEGMENT_S / (batch_s * period)), batches // (4 * period))
-        segment = period * max(1, 1 if n.varied else per_mark)  # of one shape each
+        segment = period * max(1, 1 if n.varied else per_mark)  # if shapes vary: of one shape
         warm_up = self._warm_up_queue(n) if real else self._warm_up_device(n)
         if batch_s > _SLOW_STEP_S:
             # Few rounds fit in: a block measures about as many steps as its warm-up has.
-            fit = int(self.budget_s / 2 / batch_s) - warm_up  # so that each arm has its steps
+            fit = int(self.budget_s / 2 / batch_s) - warm_up  # so that each arm gets steps
             wanted = max(batches, 2 * min(self.workers, 4) + WARM_UP_STEPS)
             batches = max(_FEWEST_STEPS, min(wanted, fit))
             room = int(n.left_s / batch_s)
@@ -143,7 +142,7 @@ class Schedule:
                 least = 1 if real or self.asynchronous else 0
                 warm_up = min(warm_up, max(least, room - 2))
                 batches = max(1, room - warm_up)
-                if real and n.real_s > 1.05 * n.step_s:  # whole turns of the workers, as ever
+                if real and n.real_s > 1.05 * n.step_s:  # whole turns of the workers
                     batches += -batches % max(1, self.workers)
         batches = segment * max(1, whole(batches / segment))
         warm_up = cycle * math.ceil(warm_up / cycle)
@@ -161,9 +160,9 @@ class Schedule:
         )
 
     def late(self, segment: int, spent_s: float, most_s: float) -> bool:
-        """Return whether a block that has lasted ``spent_s`` is to end after this segment.
+        """Return whether a block that has taken ``spent_s`` seconds ends after this segment.
 
-        Several ranks ask each other after 1, 2, 4, 8, … segments only.
+        Several ranks agree on that after 1, 2, 4, 8, … segments only.
         """
         if self._agree is None:
             return spent_s > most_s
@@ -172,9 +171,10 @@ class Schedule:
     def adapt(self, arms: int, spread: float, real_spread: float) -> float:
         """Choose how long blocks are, from the spread of recent ones (standard deviation / mean).
 
-        A step that repeats itself every so many batches needs blocks that hold whole repetitions;
-        so do loaders with rare bursts, in real blocks alone: time is best given to each arm in
-        proportion to its spread (Neyman 1934). Returns how many times longer a round will be.
+        A step that repeats itself every so many batches needs blocks that hold whole repetitions,
+        and a loader with rare slow batches needs longer real blocks: each arm's share of the time
+        is best in proportion to its spread (Neyman 1934). Returns how many times longer a round
+        will be.
         """
         spread, real_spread = self.agree(spread, real_spread)
         others = arms - 1
@@ -190,17 +190,17 @@ class Schedule:
     ) -> bool:
         """Return whether measuring ends after ``rounds`` rounds and ``spent_s`` seconds.
 
-        ``round_s`` is what the longest of the last rounds took. ``known`` says whether there is a
-        verdict, one that no other process disturbed, and one that measuring on would not improve.
+        ``round_s``: seconds of the longest of the last rounds. ``known()`` says whether there is a
+        verdict, one that no other process disturbed, and one that is precise.
         """
         spent_s, round_s = self.agree(spent_s, round_s)
-        ahead_s = 0.0 if self._slow else round_s  # of slow steps each one counts, also of a part
+        ahead_s = 0.0 if self._slow else round_s  # each slow step counts, also in part of a round
         if rounds >= 2 and self._past(spent_s + ahead_s / 2, _ROUNDS_END_AT, rounds, known):
             return True
         if rounds and self._slow and self.left_s(rounds, spent_s) < self._least_s:
             return True
         fewest = 3 if round_s > self.budget_s / 10 else _FEWEST_ROUNDS
-        # From half of the budget on it is the verdict that counts, not a narrow interval.
+        # After half of the budget a verdict is enough, and the interval need not be narrow.
         long = rounds >= _FEWEST_ROUNDS and spent_s + ahead_s > _STANDS_FROM * self.budget_s
         return rounds >= fewest and bool(self.agree(float(known()[1 if long else 2]))[0])
 
@@ -215,7 +215,7 @@ class Schedule:
     def _past(
         self, spent_s: float, share: float, rounds: int, known: Callable[[], Sequence[bool]]
     ) -> bool:
-        """Return whether ``share`` of the budget is spent; of twice as much without a verdict."""
+        """Return whether ``share`` of the budget is spent, or of the doubled one if it counts."""
         if spent_s <= share * self.budget_s:
             return False
         if not self._may_double(rounds) or spent_s > share * 2 * self.budget_s:
@@ -223,13 +223,13 @@ class Schedule:
         return bool(self.agree(float(known()[0]))[0])
 
     def _may_double(self, rounds: int) -> bool:
-        """Return whether few steps fit into the budget, so that twice as many are worth having."""
+        """Return whether few steps fit into the budget, so that it may be doubled."""
         return rounds < 2 or self._slow
 
     def _batches(self, real: bool, batch_s: float, n: Numbers) -> int:
         fewest = 1 if batch_s > _SLOW_STEP_S else _FEWEST_STEPS
-        # A factor that differs from block to block: a loop that repeats itself every so many
-        # batches must not meet every block of an arm in the same place.
+        # The factor differs from block to block, so that the blocks of an arm begin at different
+        # places of a loop that repeats itself every so many batches.
         wanted = math.ceil(self._random.uniform(0.5, 1.5) * self._block_s / batch_s)
         batches = max(fewest, min(_MOST_STEPS, wanted))
         if real:
@@ -241,9 +241,9 @@ class Schedule:
         return turn * math.ceil(batches / turn)
 
     def _refill(self, n: Numbers) -> int:
-        """Return how many resident steps put the device as far behind the host as it was."""
-        # Behind a loader that copies ahead and is too slow at it, the device waits for copies: it
-        # is behind the host without having work.
+        """Return how many resident steps give the device as much work as it had left before."""
+        # With a loader that copies ahead, and copies too slowly, the device waits for copies: work
+        # is left, but the device is not busy with it.
         waits_for_copies = n.ahead and n.real_s > _COPIES_COST * n.step_s
         if n.writes or n.step_s <= 0 or waits_for_copies:
             return 0
@@ -257,8 +257,8 @@ class Schedule:
     def _warm_up_queue(self, n: Numbers) -> int:
         """Return how many real steps go unmeasured before a block.
 
-        Twice as many as batches can be in flight, so that the queue finds its state. Where batches
-        take long, a queue that was brought to the level of the last real block has found it.
+        Twice as many as batches can be in flight, so that the queue reaches its steady state. If
+        batches take long, the level of the last real block is taken for that state.
         """
         if n.steady:
             return 0

@@ -14,7 +14,7 @@ _IN_TIMELINE = 100  # steps of each arm
 
 
 class LongWait(NamedTuple):
-    """Names a batch of the loader that the loop waited long for."""
+    """Holds a long wait, and the batch of the loader that it was for."""
 
     seconds: float
     epoch: int  # of the check's own count, from 0
@@ -42,9 +42,9 @@ class StepLog:
         self._steps: dict[str, deque[tuple[float, float, float]]] = {}
 
     def waited(self, seconds: float, feed: Feed) -> None:
-        """Note what the loop waited for the batch that ``feed`` delivered last.
+        """Note the seconds that the loop waited for the batch that ``feed`` delivered last.
 
-        What starting an epoch takes is no batch's own.
+        The first batch of an epoch is left out: its wait is that of starting the epoch.
         """
         if feed.taken == 1:
             return
@@ -59,7 +59,7 @@ class StepLog:
         self.elsewhere_s += seconds
 
     def step(self, arm: str, begin: float, given: float, done: float) -> None:
-        """Note when a step asked for its batch, got it, and was done."""
+        """Note when the loop asked for a batch, got it, and had done its step."""
         if arm not in self._steps:
             self._steps[arm] = deque(maxlen=_IN_TIMELINE)
         self._steps[arm].append((begin, given, done))
@@ -71,7 +71,7 @@ class StepLog:
         self._steps.clear()
 
     def timeline(self) -> dict[str, tuple[Step, ...]]:
-        """Return the last steps of each arm; the first one of all begins at 0."""
+        """Return the last steps of each arm; the first of all steps begins at 0."""
         zero = min((steps[0][0] for steps in self._steps.values()), default=0.0)
         timeline: dict[str, tuple[Step, ...]] = {}
         for arm, steps in self._steps.items():

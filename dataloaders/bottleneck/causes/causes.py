@@ -5,8 +5,8 @@
             ──> fetch         those files evicted: the loop on those samples, twice in turn
             ──> trials        each remedy's loader with the step, if that is wanted
 
-For a loop of one process over a torch DataLoader, where input costs anything. All but the trials
-together take half of the check's budget: what does not fit in is left out, and a note says so.
+For a loop of one process over a torch DataLoader, if input costs anything. All but the trials take
+half of the check's budget together: what does not fit in is left out, and a note says so.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ class Causes:
         self,
         loader: Any,
         blocks: Blocks,
-        tell: Callable[[str], None],
+        progress: Callable[[str], None],
         cache: str | None = None,
     ) -> None:
         self.preparation: tuple[Call, ...] = ()
         self.candidates: tuple[Candidate, ...] = ()
         self.slow: tuple[tuple[Any, str, float], ...] = ()  # index, file, seconds of samples
         self.fetch: Interval | None = None  # a batch's seconds for files on disk, beyond the rest
-        self.notes: list[str] = []  # what was not found and why
+        self.notes: list[str] = []  # what was not found, and why
         self._loader = loader
         self._blocks = blocks
         self._budget_s = blocks.schedule.budget_s
-        self._tell = tell  # called with what is looked for
-        self._cache = cache  # where to find or build one; None: only as long as it is tried
+        self._progress = progress  # called with the phase that begins
+        self._cache = cache  # where to find or build one; None: one for the trials only
 
     @property
     def waits(self) -> Mapping[str, Any] | None:
-        """Return what single batches were waited for; None if no real block ran."""
+        """Return the loop's waits for single batches; None if no real block ran."""
         log = self._blocks.log
         if not log.waits:
             return None
@@ -87,7 +87,7 @@ class Causes:
         return {**waits, "batches": batches, "slow": self.slow}
 
     def find(self, known: Analysis, *, trying: bool, stepping: bool) -> Iterator[Batch]:
-        """Find them; yields batches to step on, if ``stepping`` says that the loop may go on."""
+        """Find the causes; yield batches to step on, if ``stepping`` says that the loop goes on."""
         loader = self._loader
         if not isinstance(loader, DataLoader):
             return
@@ -99,7 +99,7 @@ class Causes:
             )
             return
         until = time.perf_counter() + max(_LEAST_S, _SHARE * self._budget_s)
-        self._tell("what preparation consists of")
+        self._progress("what preparation consists of")
         host = self._blocks.pool.issue("host", 1)[0]
         size = loader.batch_size or samples_in(host) or 1
         if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
@@ -126,7 +126,7 @@ class Causes:
         self._note_memory(seen)
         if "real" not in known.seconds_per_batch:
             return
-        self._tell("what changes would gain")
+        self._progress("what changes would gain")
         try:
             stages = self._stages(known, seen, size, host, until)
             found = candidates(
@@ -141,7 +141,7 @@ class Causes:
             return
         self.candidates = found
         if stepping:
-            self._tell("what files cost that are not in memory")
+            self._progress("what files cost that are not in memory")
             left_s = until - time.perf_counter()
             self.fetch = yield from cold_block(loader, self._blocks, seen, size, left_s, self.notes)
         if trying:
@@ -165,7 +165,6 @@ class Causes:
         transfer = max(0.0, known.stalls["transfer"].estimate) if "host" in arms else 0.0
         mean, real = statistics.fmean(loads), arms["real"].estimate
         beside, after = max(mean, step.estimate) + transfer, mean + step.estimate + transfer
-        # Behind the device's work, the host's is hidden.
         take, start_s = seconds_of_a_worker(host, context, self._blocks.now)
         length = self._blocks.feed.length
         cached, uncached = dict[str, SmallCache](), ""
@@ -180,7 +179,7 @@ class Causes:
             transfer=transfer,
             overlaps=self._blocks.asynchronous and abs(real - beside) < abs(real - after),
             pinned=bool(getattr(self._loader, "pin_memory", False)),
-            take=0.0 if self._blocks.asynchronous else take,
+            take=0.0 if self._blocks.asynchronous else take,  # hidden by the device's work
             load_cores=seen.cores,
             step_cores=self._blocks.step_cores,
             contention=contention.estimate if contention and contention.low > 0 else 0.0,
@@ -195,7 +194,7 @@ class Causes:
         )
 
     def _note_memory(self, seen: Prepared) -> None:
-        """Say if the files of the dataset are larger than what memory can keep of them."""
+        """Add a note if the files of the dataset are larger than the available memory."""
         if not seen.keys or not any(seen.files):
             return
         with contextlib.suppress(OSError, TypeError):
@@ -242,7 +241,7 @@ class Causes:
                     tried = replace(candidate, reason=f"it failed: {last_line(error)}")
                     before = None
                 else:
-                    # The machine's speed drifts: the loop as it is in the middle of the two.
+                    # The machine's speed drifts: compare with the mean of the turns around it.
                     mean = (before.estimate + after.estimate) / 2
                     low, high = min(before.low, after.low), max(before.high, after.high)
                     tried = replace(candidate, measured=ratio(Interval(low, mean, high), took))

@@ -34,7 +34,7 @@ def cold_block(
         blocks: those of the check.
         seen: samples whose files are known.
         left_s: the most seconds to take, if files on the disk cost nothing.
-        notes: gets the reason why there is no such block, if there is one to give.
+        notes: gets the reason if there is no such block.
     """
     files = {file for of in seen.files for file in of} | set(seen.shared)
     if not files or loader.batch_sampler is None:
@@ -43,9 +43,9 @@ def cold_block(
     whole, needed = len(seen.keys) // size, warm_up + _FEWEST
     reason = ""
     if backend_of(loader).name != "stock" or own_iteration(loader) is not None:
-        reason = "how this loader reads is its own matter"
+        reason = "this loader does not read by torch's own iteration"
     elif whole < needed:
-        reason = f"the files of {whole} batches are known, and it takes {needed}"
+        reason = f"the files of {whole} batches are known, and {needed} are needed"
     elif 2 * whole * blocks.real_s > left_s:
         reason = "the budget is too small"
     elif not _evicted(sorted(files)):

@@ -1,11 +1,9 @@
-"""What preparing a sample takes, by calls; which files it reads; which samples are slow.
+"""The time of preparing a sample, by calls; the files that it reads; the samples that are slow.
 
-    this process               a process started as torch starts a worker of the loader (observing)
-    observe(loader, Look) ───> dataset[i] x n, collate_fn, pickling for the queue   on a clock
-                               a thread looks 1,000 times a second where they are
-                     <─ facts  an audit hook notes the files that are opened
-
-Datasets that cannot be recorded are profiled as well as any other.
+this process               a process started as torch starts a worker of the loader (observing)
+observe(loader, Look) ───> dataset[i] x n, collate_fn, pickling for the queue are timed;
+                           a thread samples the running call 1,000 times a second;
+                 <─ facts  an audit hook notes the files that are opened
 """
 
 from __future__ import annotations
@@ -55,10 +53,10 @@ class Prepared:
     random: bool = False  # whether random numbers were drawn for them
     keys: list[Any] = field(default_factory=list)  # indices; none for an iterable dataset
     files: list[list[str]] = field(default_factory=list)  # that each sample opened
-    shared: list[str] = field(default_factory=list)  # that were open, or mapped, all the while
-    # (index, file, seconds) of those that take far longer than most, twice in turn.
+    shared: list[str] = field(default_factory=list)  # files that were open or mapped all the time
+    # (index, file, seconds) of samples that take far longer than most, twice in turn.
     slow: list[tuple[Any, str, float]] = field(default_factory=list)
-    cores: float = 1.0  # share of their seconds that wanted a core; the others waited for data
+    cores: float = 1.0  # share of the seconds that needed a core; in the rest, data is waited for
     collate_s: float = 0.0  # of a sample in collation, and in pickling its batch
     pass_s: float = 0.0
     by_call: dict[str, float] = field(default_factory=dict)  # seconds a sample, the dataset's own
@@ -66,11 +64,11 @@ class Prepared:
 
     @property
     def usual(self) -> list[float]:
-        """Return the seconds of samples that were drawn at random, if there are any."""
+        """Return the seconds of the samples that were drawn at random, if there are any."""
         return self.samples[self.chosen :] or self.samples
 
     def rows(self, *, passing: bool, pin_s: float) -> tuple[Call, ...]:
-        """Return the parts of preparation, the largest first; ``pin_s`` seconds a sample pin."""
+        """Return the parts of preparation, the largest first; pinning a sample takes ``pin_s``."""
         parts = {**self.by_call, "collate": self.collate_s}
         if passing:
             parts["passing between processes"] = self.pass_s
@@ -87,17 +85,17 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Look:
-    """Sees samples of a dataset; to be called in a process of its own, by `observe`."""
+    """Times samples of a dataset; called by `observe`, in a process of its own."""
 
     collate_fn: Callable[[Any], Any]
     batch: int  # samples of one
     workers: int  # of the loader
-    seconds: float  # the most to spend, but for what has begun
-    first: list[Any]  # indices to begin with, for half of the time at the most
+    seconds: float  # after which no further sample is begun
+    first: list[Any]  # indices to begin with, for at most half of the time
     now: Callable[[], float]  # the clock of samples
 
     def __call__(self, dataset: Any) -> Prepared:
-        """Return what is seen; raises what the dataset does."""
+        """Return what is seen; errors of the dataset pass through."""
         found, now = Prepared(), self.now
         fetches = self._fetches(dataset)
         waiting: list[Any] = []
@@ -147,7 +145,7 @@ class Look:
         return found
 
     def _slow(self, dataset: Any, found: Prepared) -> list[tuple[Any, str, float]]:
-        """Return the slowest samples that are slow again; the machine may be slow once."""
+        """Return the slowest samples that are slow again: once may be the machine's doing."""
         median = statistics.median(found.usual or [0.0])
         named = zip(found.samples, found.keys, found.files, strict=False)
         slow: dict[Any, tuple[Any, str, float]] = {}
@@ -161,7 +159,7 @@ class Look:
         return list(slow.values())
 
     def _one(self, dataset: Any) -> Callable[[Any], Any]:
-        """Return what makes one sample."""
+        """Return the function that makes one sample."""
         bulk = getattr(dataset, "__getitems__", None)
         return dataset.__getitem__ if bulk is None else lambda key: bulk([key])[0]
 

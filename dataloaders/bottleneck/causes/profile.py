@@ -1,9 +1,8 @@
-"""A sampling profile of one thread: seconds by call, in words that a user knows.
+"""A sampling profile of one thread: seconds by call, under names that a user knows.
 
-A call is what a user would take out: a transform by its class, decoding, reading, a function of
-the user's. The thread that looks asks for the interpreter's lock, so it sees a long call in C as
-that call ends, and counts all the time since it looked last: shares are right although looks are
-not evenly spaced.
+A call is something that a user can take out: a transform by its class, decoding, reading, a
+function. The sampling thread needs the interpreter's lock, so it sees a long call in C only when
+that call ends. It then counts all the time since its last sample, so that shares are right.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _INSTALLED = tuple(
     folder + os.sep
     for folder in (
         *{sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")},
-        str(Path(__file__).parents[1]),  # what we put around open() is no call of the user's
+        str(Path(__file__).parents[1]),  # our wrapper of open() is no call of the user's
     )
 )
 _DECODES = (os.path.join("PIL", "ImageFile.py"), os.path.join("torchvision", "io", ""))
@@ -35,16 +34,16 @@ _READS = tuple(
 
 
 class Profile:
-    """Looks from a thread at what this one does while ``watching``: seconds, CPU seconds by call.
+    """Samples from a thread what this thread does while ``watching``: seconds by call.
 
     Attributes:
         watching: whether what this thread does counts.
         seconds: by call.
-        cpu: the same of this thread's CPU time; nothing on systems that do not report it.
+        cpu: CPU seconds of this thread by call; empty on systems that do not report them.
     """
 
     def __init__(self, outermost: Callable[..., object]) -> None:
-        self._outermost = outermost.__code__  # frames beyond this function's are no call
+        self._outermost = outermost.__code__  # the frames outside of it are ours
         self.watching = False
         self.seconds: dict[str, float] = defaultdict(float)
         self.cpu: dict[str, float] = defaultdict(float)
@@ -78,7 +77,7 @@ class Profile:
 
 
 def _call_of(frame: FrameType | None, outermost: CodeType) -> str:
-    """Return what ``frame`` is at work for, in a user's words."""
+    """Return the user's name for the work that ``frame`` is a part of."""
     stack: list[FrameType] = []  # the innermost first
     while frame is not None and frame.f_code is not outermost:
         stack.append(frame)
@@ -93,13 +92,13 @@ def _call_of(frame: FrameType | None, outermost: CodeType) -> str:
     kinds = [type(one) for one in owners if not hasattr(one, "transforms")]
     kinds = [kind for kind in kinds if kind.__name__ not in holders]
     if kinds:
-        theirs = [kind for kind in kinds if kind.__module__.startswith("torchvision.")]
-        return (theirs or kinds)[-1].__name__
+        known = [kind for kind in kinds if kind.__module__.startswith("torchvision.")]
+        return (known or kinds)[-1].__name__
     codes = [each.f_code for each in stack if each.f_code.co_filename != __file__]
     own = [code for code in codes if not is_code(code.co_filename, "")]
     if not own:
         return "read"  # a library's dataset
-    # What the dataset calls says more than what that calls, or than the dataset's own method.
+    # The function that the dataset calls says more than those inside it, or __getitem__ itself.
     code = next((code for code in reversed(own) if code.co_name not in _FETCHES), own[0])
     return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 

@@ -1,4 +1,4 @@
-"""Tries settings that findings name around the step, in turn with none: what each gains.
+"""Measures the gain of settings that findings name: the step with each, and as it is, in turn.
 
 round     plain │ autocast │ matmul-precision …     blocks of the step alone
 """
@@ -22,24 +22,24 @@ _FEWEST_ROUNDS, _MOST_ROUNDS = 4, 9
 
 
 class TriedSettings:
-    """Holds what settings of the step gain; nothing until `find`."""
+    """Holds the gains of settings of the step; empty until `find`."""
 
     def __init__(self, blocks: Blocks, watch: Watch) -> None:
         self._blocks = blocks
         self._watch = watch
         self._gains: dict[str, Interval] = {}
         self._tried: str | None = None  # the setting under which the step runs now
-        self._untried: dict[str, str] = {}  # those under which it fails, and why
+        self._untried: dict[str, str] = {}  # settings without a figure, and why
 
     def failed(self, error: BaseException) -> bool:
-        """Return whether a setting that is tried made the step fail, and leave that out."""
+        """Return whether a setting that is tried made the step fail; it is then left out."""
         if self._tried is None or not isinstance(error, Exception):
             return False
         self._untried[self._tried] = f"; not measured: {last_line(error)}"
         return True
 
     def of(self, found: Sequence[Finding]) -> tuple[Finding, ...]:
-        """Return findings with what their settings gain, or why that is not known."""
+        """Return the findings with the gain of their settings, or why that is not known."""
         return tuple(
             replace(
                 one,
@@ -50,13 +50,13 @@ class TriedSettings:
         )
 
     def find(self, found: Sequence[Finding], facts: Facts) -> Iterator[Batch]:
-        """Yield blocks of the step alone, as it is and with each setting that is found."""
+        """Yield blocks of the step alone, as it is and with each setting that a finding names."""
         wanted = {one.name for one in found} - self._gains.keys() - self._untried.keys()
         names = [name for name in TOGGLES if name in wanted]
         most_s = _SHARE * self._blocks.schedule.budget_s
         block_s = (WARM_UP_STEPS + 1) * self._blocks.cycle * self._blocks.step_s
         if names and _FEWEST_ROUNDS * (1 + len(names)) * block_s > most_s:
-            self._untried.update(dict.fromkeys(names, "; not measured: that wants a larger budget"))
+            self._untried.update(dict.fromkeys(names, "; not measured: that needs a larger budget"))
             return
         rounds: list[dict[str | None, float]] = []
         now = self._blocks.now
@@ -78,7 +78,7 @@ class TriedSettings:
         self, name: str | None, facts: Facts, left_s: float
     ) -> Generator[Batch, None, BlockTimes | None]:
         """Yield a block of the step alone, under setting ``name``; None: as it is."""
-        # By another name: its steps are none of those that the timeline shows as synthetic.
+        # Under another name, so that the timeline does not show its steps as synthetic.
         (arm,) = (replace(arm, name="advised") for arm in ARMS if arm.name == "synthetic")
         block = self._blocks.run(arm, left_s)
         self._tried = name

@@ -1,9 +1,9 @@
-"""Blocks with what is known to be off put right, before arms are compared.
+"""Corrects blocks for known effects, before arms are compared.
 
-a wait for another loader         input in real blocks, no part of the step in the others
-a shape that the step sees first  left out, if the step costs more on such shapes
-batches that vary in size         each segment moved to the size of a usual batch
-an epoch that begins              its segment left out, and shared out over the epoch's batches
+a wait for another loader         input in real blocks; no part of the step in the others
+a shape that the step sees first  its segment is left out, if steps take longer on new shapes
+batches that vary in size         the time of each segment is moved to the usual size
+the start of an epoch             its segment is left out, and shared by the epoch's batches
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Corrected:
 
     Attributes:
         rounds: complete ones, with the same arms in each.
-        part: what is left of the others.
-        left_out: real steps on shapes that the step had not seen and paid for.
-        starts: seconds of real steps with which an epoch began, where these are apart.
-        whole_epochs: whether what starting an epoch takes is in the other segments: they are whole
-            epochs, or nothing starts.
+        part: the blocks of incomplete rounds.
+        left_out: real steps that were left out because their shape was new to the step.
+        starts: seconds of the first real step of each epoch, where these steps are left out.
+        whole_epochs: whether segments contain the starts of epochs already: they are whole epochs,
+            or starting an epoch takes no time of its own.
     """
 
     rounds: list[Round]
@@ -45,8 +45,8 @@ class Corrected:
 def corrected(
     rounds: Sequence[Round], part: Round, *, asynchronous: bool, parallel: bool, length: int
 ) -> Corrected:
-    """Return ``rounds`` and the running one, ``part``, corrected; `analyse` has the arguments."""
-    # Without workers the first batch of a short epoch is one like the others.
+    """Return ``rounds``, and the running round ``part``, corrected; for arguments see `analyse`."""
+    # Without workers the first batch of a short epoch is like any other.
     starts_apart = parallel or length > _SHORT_EPOCH
     everything = [*rounds, part]
     pays_for_shapes = _pays_for_new_shapes(everything, asynchronous)
@@ -70,7 +70,7 @@ def corrected(
                     left_out += each.steps
                     if parallel or asynchronous:
                         continue
-                    # Its wait counts, and its step as a usual one.
+                    # Its wait counts, and its step counts as a usual one.
                     each = each._replace(seconds=each.waited + step_s * each.steps)
                 seconds = each.seconds - slope * (each.nbytes - usual_size * each.steps)
                 waited = each.waited if real else 0.0
@@ -78,7 +78,8 @@ def corrected(
                     waited += each.elsewhere * real
                     seconds -= each.elsewhere * (not real)
                 elif arm == "contended":
-                    # Dropping a batch waits where another worker's is the next one: no contention.
+                    # A batch is ready, but dropping waits if it is not the next in order: that
+                    # wait is no contention.
                     seconds = max(seconds - each.waited, min(seconds, step_s * each.steps))
                 segments.append(each._replace(seconds=seconds, waited=waited))
             if segments:
@@ -106,7 +107,7 @@ def per_step(segments: Sequence[Segment]) -> float:
 
 
 def _with_contended(one: Round) -> Round:
-    """Return a round with the steps of its real block, without their waits, as contended ones."""
+    """Return a round with the steps of its real block, without their waits, as "contended"."""
     if "real" not in one or not one["real"].segments:
         return one
     own = [each._replace(seconds=each.seconds - each.waited) for each in one["real"].segments]
@@ -114,7 +115,7 @@ def _with_contended(one: Round) -> Round:
 
 
 def _pays_for_new_shapes(rounds: Sequence[Round], asynchronous: bool) -> bool:
-    """Whether a step costs clearly more on a shape that it sees for the first time."""
+    """Whether a step takes clearly longer on a shape that it sees for the first time."""
     real = segments_of(rounds, "real")
     if not asynchronous:
         real = [one._replace(seconds=one.seconds - one.waited) for one in real]
@@ -124,7 +125,7 @@ def _pays_for_new_shapes(rounds: Sequence[Round], asynchronous: bool) -> bool:
 
 
 def _cost_of_bytes(rounds: Sequence[Round]) -> tuple[float, float]:
-    """Return seconds a byte, by least squares over resident steps, and the usual batch's bytes."""
+    """Return seconds per byte, by least squares over resident steps, and bytes of a usual batch."""
     resident = segments_of(rounds, "synthetic")
     usual = segments_of(rounds, "real") or resident
     sizes = np.array([one.nbytes / one.steps for one in resident])

@@ -1,10 +1,10 @@
-"""Estimates of real / synthetic from corrected blocks; the report says which one carries it.
+"""Estimates of real / synthetic from corrected blocks; the report names the one that it uses.
 
 blocks   real / synthetic, whole rounds resampled
-steps    the same, segments resampled: where there are few rounds, on a device's clock
+steps    the same, segments resampled: for few rounds on a device's clock
 waits    1 + wait in next() / step + contention: the wait of a real step is measured to the
-         microsecond. On the host's clock it is lost time; on a device's it is the most
-         that can be lost, so there it can only carry "step-bound".
+         microsecond. On the host's clock it is lost time. On a device's clock it is the most
+         that can be lost, so there it supports "step-bound" only.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from dataloaders.measuring.intervals import (
 Evidence: TypeAlias = Literal["blocks", "steps", "waits"]
 Array: TypeAlias = npt.NDArray[np.float64]
 
-# What interleaved blocks of one and the same thing still differ by (placement in memory, clock,
-# the measuring itself): no interval is narrower than this share of its estimate.
+# Interleaved blocks of the same arm differ by as much (placement in memory, clock, the measuring
+# itself): no interval is narrower than this share of its estimate.
 RESOLUTION = 0.01
 
-_HELD_FROM = 0.005  # what no process ever escapes
+_HELD_FROM = 0.005  # on every machine a process waits that long for a core
 _FEWEST_SEGMENTS = 2
 _FEWEST_ROUNDS = 4
 _MOST_UNITS = 200
 _TRIMMED = 0.1
 _TRIMMED_OF_A_BLOCK = 0.25
-_ALONE_FROM_S = 0.005  # below, what loading does to caches is a part of the step worth measuring
+_ALONE_FROM_S = 0.005  # shorter steps are slower after loading, which uses the CPU's caches
 _SLOW_FROM_S = 0.05
 
 
@@ -57,7 +57,7 @@ class Estimate:
     def stalls(self) -> tuple[dict[str, Array], dict[str, float]]:
         """Return draws and means of the seconds a batch that each cause takes.
 
-        A cause is an arm's difference to synthetic; prep is what is left.
+        A cause is an arm's difference to synthetic; "prep" is the rest.
         """
         means = {stall: float(value) for stall, value in _stalls(self.means).items()}
         return _stalls(self.draws), means
@@ -65,13 +65,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _EpochStarts:
-    """What starting an epoch of ``length`` batches takes: seconds, one by one."""
+    """Holds the seconds that each start of an epoch of ``length`` batches took."""
 
     seconds: Sequence[float]
     length: int
 
     def beyond(self, usual: Array) -> Array:
-        """Return draws of the seconds a batch that starts add to what each step takes anyway."""
+        """Return draws of the seconds a batch that starts add to the ``usual`` ones of a step."""
         if not self.seconds:
             return np.zeros_like(usual)
         seconds = np.array(self.seconds)
@@ -89,7 +89,7 @@ def estimates_of(
     epoch_starts: Sequence[float],
     length: int,
 ) -> list[Estimate]:
-    """Return the estimates that there is enough for, the best first; see `analyse`."""
+    """Return the estimates for which there are enough figures, the best first; see `analyse`."""
     rounds, everything = found.rounds, [*found.rounds, found.part]
     visible = found.starts if asynchronous else epoch_starts
     starts = _EpochStarts(() if found.whole_epochs else visible, length)
@@ -102,7 +102,7 @@ def estimates_of(
         estimates.append(_by_difference("blocks", blocks, starts, asynchronous, len(rounds)))
     segments = {arm.name: segments_of(everything, arm.name) for arm in ARMS}
     step_s = per_step(segments["synthetic"])
-    # Where steps are slow there are few, and each one says how long a step takes.
+    # If steps are slow there are few of them, and those of the warm-up count as well.
     for arm in ("synthetic", "contended"):
         if segments[arm] and not asynchronous and step_s > _SLOW_FROM_S:
             warm_up = [seconds for one in everything if arm in one for seconds in one[arm].warm_up]
@@ -112,18 +112,18 @@ def estimates_of(
     if whole_turn and min(len(segments["synthetic"]), len(segments["real"])) >= _FEWEST_SEGMENTS:
         if asynchronous:
             units = {arm: _units(those) for arm, those in segments.items() if those}
-            # Neighbouring segments share the state of the queue: they count for half.
+            # Neighbouring segments share the state of the queue: two count as one observation.
             count = max(2, min(len(those) for those in units.values()) // 2)
             estimates.append(_by_difference("steps", units, starts, asynchronous, count))
             if not ranks and (segments["contended"] or not parallel):
-                most = replace(starts, seconds=epoch_starts)  # the device may hide them
+                most = replace(starts, seconds=epoch_starts)  # as if the device hid none of them
                 estimates.append(_bounded_by_waits(segments, most, estimates[0]))
         else:
             by_waits = _by_waits(segments, starts, alone=alone, rounds=rounds, turn=turn)
-            # Without anything beside the step the wait is the gap: the better way comes first.
+            # Without workers the wait is the whole gap: this is then the best estimate.
             estimates.insert(0 if alone else len(estimates), by_waits)
     if len(estimates) > 1 and len(rounds) < _FEWEST_ROUNDS:
-        # Two or three blocks agree by chance too often; their steps are the better witnesses.
+        # Two or three blocks agree by chance too often; single steps are better evidence.
         estimates = [one for one in estimates if one.evidence != "blocks"]
     if asynchronous:
         estimates = [_with_waits_elsewhere(one, segments["synthetic"]) for one in estimates]
@@ -158,7 +158,7 @@ def _ratio(units: Array, column: int, seed: int) -> tuple[float, Array]:
 def _slower(beside: Array, each: Array) -> tuple[float, Array]:
     """Return how much slower steps are beside the loader's work, and draws of that.
 
-    Trimmed: what the machine did to a few steps of one arm is not the loader's doing.
+    Means are trimmed: a few steps that the machine disturbed must not count as contention.
     """
     beside, each = beside[:, 0] / beside[:, 1], each[:, 0] / each[:, 1]
     draws = _trimmed(picked(beside, 2)) - _trimmed(picked(each, 3))
@@ -174,7 +174,7 @@ def _by_waits(
     turn: int,
 ) -> Estimate:
     """Add wait and contention to the step, on the host's clock."""
-    # Workers deliver in turns: where waits repeat themselves so, whole turns differ less.
+    # Workers deliver in turn: if waits repeat themselves with each turn, whole turns differ less.
     units = (_units(segments["real"], each) for each in (1, turn))
     real = min(units, key=lambda one: _ratio(one, 2, 0)[1].std())
     resident = _units(segments["synthetic"])
@@ -196,7 +196,7 @@ def _by_waits(
             if "contended" in one and one["contended"].segments and one["synthetic"].segments
         ]
         if len(pairs) >= _FEWEST_ROUNDS:
-            # What another process does lasts for a block: its steps are no witnesses of their own.
+            # Another process disturbs a whole block: its steps are not independent observations.
             by_round = picked(np.array(pairs), 4).mean(axis=1)
             if by_round.std() > slower_draws.std():
                 slower, slower_draws, clustered = float(np.mean(pairs)), by_round, len(pairs)
@@ -215,13 +215,13 @@ def _by_waits(
     found = _estimate("waits", draws, means, count)
     if alone:
         return found
-    # No step is faster beside workers than alone: what it waits is lost at the least.
+    # No step is faster beside workers than alone: at least its wait is lost.
     sure = 1 + ratio_draws(real[:, 2], real[:, 0] - real[:, 2], 0)
     mean = 1 + float(real[:, 2].sum() / (real[:, 0] - real[:, 2]).sum())
     least = interval_of(mean, sure, len(real), RESOLUTION * mean)
     bound = found.bound
     if bound.low < least.low:
-        # That leaves one end to chance: all of the 5 % are for the other one.
+        # The lower end is certain then, and all of the 5 % are for the upper one.
         bound = interval_of(
             bound.estimate, draws["real"] / step_draws, count, RESOLUTION, tails=(5, 95)
         )
@@ -233,13 +233,13 @@ def _by_waits(
 def _bounded_by_waits(
     segments: Mapping[str, list[Segment]], starts: _EpochStarts, known: Estimate
 ) -> Estimate:
-    """Bound the gap on a device's clock: the host's waits, what workers cost, and the copy."""
+    """Bound the gap on a device's clock by the host's waits, contention and the copy."""
     real, resident = _units(segments["real"]), _units(segments["synthetic"])
     (step, step_draws), (wait, waited) = _ratio(resident, 0, 1), _ratio(real, 2, 0)
     most = 1 + (waited + starts.beyond(waited)) / step
     estimate = 1 + wait / step
     count = min(len(real), len(resident))
-    for arm in ("contended", "host"):  # what workers cost, and the copy to the device
+    for arm in ("contended", "host"):  # contention, and the copy to the device
         if segments[arm]:
             slower, draws = _slower(_units(segments[arm]), resident)
             most, estimate = most + draws / step, estimate + slower / step
@@ -253,10 +253,10 @@ def _bounded_by_waits(
 
 
 def _with_waits_elsewhere(found: Estimate, resident: Sequence[Segment]) -> Estimate:
-    """Widen the bound by what waits for other loaders may hide: they are in every arm.
+    """Widen the bound for waits for other loaders, which are in every arm.
 
-    On a device's clock such a wait is part of the step alone as well, and how much of it the
-    device hides is not known: without it the step may be as much shorter.
+    On a device's clock "synthetic" contains such a wait as well, and how much of it the device
+    hides is not known: without it the step may be shorter by as much.
     """
     elsewhere = sum(one.elsewhere for one in resident) / max(1, sum(one.steps for one in resident))
     step = found.means["synthetic"]
@@ -267,11 +267,11 @@ def _with_waits_elsewhere(found: Estimate, resident: Sequence[Segment]) -> Estim
 def undisturbed(
     found: Estimate, rounds: Sequence[Round], asynchronous: bool, parallel: bool
 ) -> Estimate:
-    """Widen the bound to what it may be where no other process runs.
+    """Widen the bound to include its value on a machine without other processes.
 
-    The step may be shorter by what held it up. Workers do not get quicker then: those that were
-    at work for a share of the time make a batch in that share of what one took. On a device's
-    clock, what holds up the host is hidden in resident blocks more than in real ones.
+    There the step may be shorter by the time for which it was held up. Workers may be no quicker:
+    if they were busy for a share of the time, a batch may still take them that share of its time.
+    On a device's clock, delays of the host are hidden more in resident blocks than in real ones.
     """
     real = [one["real"] for one in rounds if "real" in one]
     held, held_real = (held_share(rounds, arm) for arm in ("synthetic", "real"))
@@ -313,15 +313,15 @@ def _stalls(seconds: Mapping[str, object]) -> dict[str, Array]:
     for arm in ARMS:
         if arm.stall is not None and arm.name in seconds:
             own = np.asarray(seconds[arm.name]) - synthetic
-            # No part can exceed the whole: with the loader idling between batches, an arm may do
-            # worse than the real loop does.
+            # No part can exceed the whole, although an arm may be slower than the real loop, in
+            # which the loader is idle between batches.
             stalls[arm.stall.name] = np.minimum(own, left)
             left = left - stalls[arm.stall.name]
     return {**stalls, "prep": left}
 
 
 def _units(segments: Sequence[Segment], turn: int = 1) -> Array:
-    """(seconds, steps, waited) of ``turn`` neighbouring segments each; of more of very many."""
+    """Return (seconds, steps, waited) for each ``turn`` of segments; for more if very many."""
     values = np.array([(one.seconds, one.steps, one.waited) for one in segments], dtype=np.float64)
     turns = int(values[:, 1].sum()) // turn
     count = min(_MOST_UNITS, len(values), turns if turns > 1 else len(values))
@@ -341,9 +341,9 @@ def _trimmed(values: Array, share: float = _TRIMMED) -> Array:
 
 
 def _effective(values: Array) -> int:
-    """Return how many observations ``values`` are worth: few where a few make up their sum (Kish).
+    """Return the effective number of observations (Kish): few if a few values make up the sum.
 
-    The tail of heavy-tailed waits is hardly seen in few steps.
+    Few steps hardly show the tail of heavy-tailed waits.
     """
     squares = float((values**2).sum())
     return max(2, round(float(values.sum()) ** 2 / squares)) if squares else len(values)

@@ -1,8 +1,8 @@
-"""From measured blocks to a verdict, and never one that its interval does not carry.
+"""From measured blocks to a verdict that its interval supports.
 
 speed-up bound = real / synthetic
-    low  >= 1.05  the input costs at least 5 %: the largest stall names the verdict
-    high <= 1.08  whatever is done about the input gains at most 8 %: step-bound
+    low  >= 1.05  the input costs at least 5 %; the largest stall names the verdict
+    high <= 1.08  no change of the input gains more than 8 %: step-bound
     otherwise     inconclusive
 """
 
@@ -35,22 +35,22 @@ STEP_BOUND_UP_TO = 1.08
 _CAUSE_SUPPORT = 0.95
 _ENOUGH_HALF_WIDTH = 0.02
 _ENOUGH_SHARE_OF_GAP = 0.15
-_LEAST = 0.95  # no loop is faster than its step alone: an interval below is the machine's doing
-_WIDEST = 3.0  # high / low of an interval that still says something
+_LEAST = 0.95  # no loop is faster than its step alone; below, the machine has changed
+_WIDEST = 3.0  # high / low of an interval that is worth printing
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Says what the blocks so far carry; see `Report` for what both have."""
+    """Holds what the blocks so far show; for the fields that `Report` has too, see there."""
 
     verdict: Verdict = "inconclusive"
     evidence: Evidence | None = None
-    speedup_bound: Interval | None = None  # None, too, if it is too wide to say anything
+    speedup_bound: Interval | None = None  # also None if it is too wide to be worth printing
     seconds_per_batch: Mapping[str, Interval] = field(default_factory=dict)
     stalls: Mapping[str, Interval] = field(default_factory=dict)
     smallest_gap: float | None = None  # half the interval's width over its estimate
-    precise: bool = False  # whether more measuring would change neither verdict nor interval much
-    left_out: int = 0  # real steps, on shapes that the step had not seen and paid for
+    precise: bool = False  # whether there is a verdict, and the interval is narrow
+    left_out: int = 0  # real steps, because their shape was new to the step
     held: float = 0.0  # share of an arm's time for which other processes may have held it up
 
 
@@ -65,15 +65,15 @@ def analyse(
     epoch_starts: Sequence[float] = (),
     length: int = 1,
 ) -> Analysis | None:
-    """Return the verdict that ``rounds`` (arm -> its block) carry; None if they carry no figure.
+    """Return the verdict of ``rounds`` (arm -> its block); None if they are too few for figures.
 
     Args:
         rounds: the same arms in each.
-        part: the running round: its segments count where segments do.
+        part: the running round; its segments count where single segments do.
         asynchronous: whether the clock is a device's, which runs behind the host.
-        parallel: whether anything works for the loader while the step runs.
-        turn: batches that the loader's workers deliver in turn, one each.
-        ranks: whether the step waits for other ranks, so that this one's waits tell little.
+        parallel: whether workers or a thread make batches while the step runs.
+        turn: the number of workers, which deliver one batch each in turn.
+        ranks: whether steps wait for other ranks, so that the waits of this one say little.
         epoch_starts: seconds that the loop waited from the end of an epoch to the first batch of
             the next one.
         length: batches of an epoch.
@@ -131,14 +131,14 @@ def analyse(
 
 
 def _says_something(bound: Interval) -> bool:
-    """Whether an interval is worth printing: not one such as 0.04 to 8555, nor far below 1."""
+    """Whether an interval is worth printing, unlike 0.04 to 8555, or one far below 1."""
     return bound.low > 0 and bound.high / bound.low <= _WIDEST and bound.high >= _LEAST
 
 
 def name(
     bound: Interval, stall_draws: Mapping[str, Array], stall_means: Mapping[str, float]
 ) -> Verdict:
-    """Return the verdict that ``bound`` carries; a gap is named by its largest stall."""
+    """Return the verdict that ``bound`` supports; a gap gets the name of its largest stall."""
     if bound.low < BOUND_FROM:
         return "step-bound" if bound.high <= STEP_BOUND_UP_TO else "inconclusive"
     cause = max(stall_means, key=lambda stall: stall_means[stall])
@@ -146,8 +146,8 @@ def name(
     support = float(np.mean(stall_draws[cause] >= np.maximum.reduce(others)))
     if support >= _CAUSE_SUPPORT:
         return next(stall.verdict for stall in STALLS if stall.name == cause)
-    # Which of two causes is larger may be open while the gap is not. Preparation and contention
-    # are both the loader's work on the CPU: their common name is input-bound.
+    # The gap may be certain although its largest cause is not. Preparation and contention are both
+    # the loader's work on the CPU: their common name is input-bound.
     if stall_means["transfer"] < min(stall_means["prep"], stall_means["contention"]):
         return "input-bound"
     return "inconclusive"
