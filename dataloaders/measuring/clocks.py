@@ -3,9 +3,9 @@
     settle ── mark() ── n steps ── mark() ── wait() ── seconds(first, last)
               a point on the clock's time line; recording one waits for nothing
 
-A step on a device returns before its work is done, and a training loop hides loading behind that
-work. A loop that waited for the device before each block would measure a stall that training does
-not have, so marks are events on the device's streams, and `wait` comes after the last one.
+A step on a device returns before its work is done, and a training loop loads during that work. A
+loop that waited for the device before each block would measure a stall that training does not have.
+So marks are events on the device's streams, and `wait` comes after the last one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _CYCLES_PER_S = 2.5e9  # no GPU's clock is faster
 
 
 class Clock(Protocol):
-    """What the check and tuning need of a clock; any object with these methods will do.
+    """The methods that the check and tuning need of a clock.
 
-    A clock of a device may also have ``delay(seconds)``, which gives the device that much to do
-    without waiting for it; and `HostTime`'s methods, if its host is played as well.
+    A clock of a device may also have ``delay(seconds)``, which gives the device so much work and
+    does not wait for it; and the methods of `HostTime`, if the host's time is simulated, too.
     """
 
     def mark(self) -> Any:
@@ -43,7 +43,7 @@ class Clock(Protocol):
 
 
 class HostTime:
-    """The host's time: what budgets, deadlines and waits for batches are counted in."""
+    """The host's time, for budgets, deadlines and waits for batches."""
 
     def now(self) -> float:
         """Return seconds since a fixed moment."""
@@ -56,8 +56,8 @@ class HostTime:
     def held_up(self) -> tuple[float, float]:
         """Return seconds that this thread waited for a core, and CPU seconds of other processes.
 
-        What other processes hold this one up by is at most the increase of either. Zeros where
-        the system does not report it (Linux does).
+        Other processes have held this one up for at most the increase of either. Zeros on systems
+        that do not report them (Linux does).
         """
         try:
             waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
@@ -81,7 +81,7 @@ class HostClock(HostTime):
         return last - first
 
     def wait(self) -> None:
-        """Return at once: no work is left over when a step returns."""
+        """Return at once: a step has done its work when it returns."""
 
 
 class DeviceClock(HostTime):
@@ -126,7 +126,7 @@ def clock_of(devices: Sequence[torch.device]) -> Clock:
 
 
 def cpu_seconds(processes: Iterable[int]) -> float:
-    """Return the CPU seconds that these processes (ids) have used; 0 if that is not known."""
+    """Return the CPU seconds that processes with these ids have used; 0 if not known."""
     try:
         # A process's clock by its id, as clock_getcpuclockid(3) makes it on Linux.
         return sum(time.clock_gettime(~pid << 3 | 2) for pid in processes)

@@ -1,4 +1,4 @@
-"""A loader without an end: epoch after epoch, how many batches are ready, when workers are idle.
+"""A loader without an end: epoch after epoch, with the number of batches that are ready.
 
 iterate() ──> iterator ──take()──> batch        the next epoch begins where one ends
                  │
@@ -26,7 +26,7 @@ _UNKNOWN_SETTLE_S = 0.2
 class Feed:
     """Yields the batches of a loader (anything that can be iterated again), epoch after epoch.
 
-    ``iterate`` makes its iterator, if not ``iter(loader)``.
+    ``iterate`` makes the loader's iterator; None: ``iter(loader)``.
     """
 
     def __init__(
@@ -38,22 +38,22 @@ class Feed:
         self._time = host or HostTime()
         self._iterate: Callable[[], Iterator[Batch]] = iterate or (lambda: iter(loader))
         self._iterator: Iterator[Batch] | None = None
-        self.epoch = -1  # number of the one that is running
-        self.taken = 0  # batches of it
-        self.length = batches_in(loader)  # of an epoch; else known once one has ended
-        # Seconds from asking for an epoch to having its first batch, but for the first epoch, and
-        # seconds that next() took to say that an epoch was over (workers end).
+        self.epoch = -1  # number of the running one
+        self.taken = 0  # batches of that epoch
+        self.length = batches_in(loader)  # of an epoch; None until one has ended, if it has no len
+        # Seconds from asking for an epoch to its first batch, without the first epoch, and seconds
+        # of the next() that ends an epoch (and its workers).
         self.epoch_starts: list[float] = []
         self.epoch_ends: list[float] = []
         self.countable: bool = True  # whether the iterator reports how many batches are ready
-        # What the sampler drew for the last batch; None where that is not known (ordered before
-        # anybody listened, another iterator than torch's, out of order).
+        # What the sampler drew for the last batch; None if that is not known (drawn before the
+        # iterator was returned, an iterator that is not torch's, out of order).
         self.keys: Any = None
         self._drawn: _Drawn | None = None
         self.workers: int = int(getattr(loader, "num_workers", 0) or 0)
         self._queued = self.workers * int(getattr(loader, "prefetch_factor", None) or 2)
         self.in_flight = max(1, self._queued)  # batches that can be made ahead of use
-        self.ahead = 0  # those of them that the loader itself copies to a device
+        self.ahead = 0  # those of them that a thread of the loader makes or copies ahead
 
     def next(self) -> Batch:
         """Return the next batch, of the next epoch where one is over."""
@@ -92,7 +92,7 @@ class Feed:
         self._iterator = iterator
         self.countable = counts_of(iterator) is not None
         self._drawn = _Drawn.of(iterator)
-        # A prefetcher of ours holds more, on their way to the device.
+        # An iterator of ours may hold more, which its thread takes ahead.
         self.ahead = int(getattr(iterator, "ahead", 0))
         self.in_flight = max(1, self._queued + self.ahead)
         self.epoch += 1
@@ -135,23 +135,23 @@ class Feed:
         return cpu_seconds(worker.pid for worker in getattr(self._iterator, "_workers", ()))
 
     def busy(self) -> float:
-        """Return the share of workers that are at work; 1 if it is not countable."""
+        """Return the share of workers that are busy; 1 if it is not countable."""
         counts, makers = counts_of(self._iterator), max(1, self.workers)
         if counts is None or not self.parallel:
             return 1.0
         return min(makers, counts[1] - counts[0]) / makers
 
     def drop_ready(self) -> None:
-        """Take and drop one batch if one is ready; begin the next epoch where one is over."""
+        """Take and drop one batch if one is ready, at the end of an epoch one of the next."""
         counts = counts_of(self._iterator)
         if counts is None or counts[0] > 0 or counts[1] == 0:
             self.next()
 
     def wait_until_idle(self, most_s: float, make_s: float) -> bool:
-        """Return once the loader's queues are full and nothing makes batches, or after ``most_s``.
+        """Wait until the loader's queues are full, at most ``most_s``; return whether they are.
 
-        One that is not countable gets the time that it needs for all it can have in flight,
-        at ``make_s`` seconds a batch. Returns False where that was not enough.
+        A loader that is not countable gets the time that it needs for all batches in flight, at
+        ``make_s`` seconds a batch.
         """
         if not self.parallel:
             return True
@@ -167,9 +167,9 @@ class Feed:
     def bring_to(self, level: int, most_s: float) -> bool:
         """Take and drop ready batches, or wait for some, until ``level`` batches are ready.
 
-        A block continues from the level at which the last block of its arm stopped. Neither the
-        batches that were queued while another arm ran nor an emptied queue is the steady state.
-        Returns False if ``most_s`` seconds were not enough for that.
+        A block goes on at the level at which the last block of its arm stopped: neither a queue
+        that was filled while another arm ran nor an empty one is in the steady state. Returns
+        False if ``most_s`` seconds were not enough.
         """
         deadline = self._time.now() + most_s
         while self.parallel and (counts := counts_of(self._iterator)) is not None:
@@ -195,9 +195,9 @@ class Feed:
 
 
 class _Drawn:
-    """Passes on what a sampler yields to torch's iterator, and keeps it until its batch is taken.
+    """Passes a sampler's indices on to torch's iterator, and keeps them until their batch is taken.
 
-    With workers the first batches of an epoch were ordered before: their indices are not known.
+    With workers the indices of an epoch's first batches are drawn before: they are not known.
     """
 
     def __init__(self, sampled: Iterator[Any], ordered: int) -> None:
@@ -207,7 +207,7 @@ class _Drawn:
 
     @classmethod
     def of(cls, iterator: Any) -> _Drawn | None:
-        """Return one that ``iterator`` draws from, from now on; None for another than torch's."""
+        """Make ``iterator`` draw through the one that is returned; None if it is not torch's."""
         if type(iterator).__module__ != _BaseDataLoaderIter.__module__:
             return None
         if iterator._dataset_kind != _DatasetKind.Map or not getattr(iterator, "_in_order", True):

@@ -1,7 +1,7 @@
 """Shows how far a measurement or a build is.
 
-On a terminal and in a notebook one line is rewritten in place; elsewhere a line is added now and
-then. Nothing is written from a thread: it would run inside the blocks.
+On a terminal and in a notebook one line is rewritten; elsewhere a line is added now and then.
+Nothing is written from a thread, which would run within the measured blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ProgressLine:
         self._width = 0
 
     def __call__(self, progress: object) -> None:
-        """Show ``progress``, unless it is too early for another line."""
+        """Show ``progress``, unless a line was shown just before."""
         now = time.monotonic()
         if self._quiet or now - self._last < (0.2 if self.rewrites else _PLAIN_EVERY_S):
             return

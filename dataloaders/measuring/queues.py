@@ -1,7 +1,4 @@
-"""How full the queues behind an iterator are, for whoever measures a loader.
-
-torch's worker iterator is asked for its queues, an iterator of ours for its ``counts()``.
-"""
+"""How many batches of an iterator are ready: from torch's queues, or from our ``counts()``."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ from typing import Any
 
 
 def counts_of(iterator: Any) -> tuple[int, int] | None:
-    """Return (ready, outstanding) batches of ``iterator``, or None where that is not known.
+    """Return (ready, outstanding) batches of ``iterator``, or None if that is not known.
 
-    Ready ones are made and wait to be taken. Outstanding are those and the ones that are being
-    made or are ordered from workers: where both are equal, nothing is at work.
+    Ready batches wait to be taken. Outstanding ones include those that workers make, or have been
+    asked for: if both numbers are equal, all workers are idle.
     """
     counts = getattr(iterator, "counts", None)
     if callable(counts):

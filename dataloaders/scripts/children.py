@@ -1,4 +1,4 @@
-"""Reaches the processes in which a program trains: those of ``mp.spawn`` and ``Process``.
+"""Runs a function in the processes that a program starts to train: ``mp.spawn``, ``Process``.
 
     Process(target=train).start()  ──>  in the new process: run(train, ...) in place of train(...)
 

@@ -3,9 +3,9 @@
     rank 0   agree([...])  ──> its numbers, kept in the store of the process group
     others   agree([...])  ──> rank 0's, waited for
 
-Numbers travel through the key-value store by which torch's ranks found each other, not through
-collectives: no rank hangs because another one has ended or never got here, and the script's own
-collectives keep their order. Calls are numbered, so all ranks have to make the same ones.
+Numbers travel through the key-value store of torch's rendezvous, not through collectives: no rank
+hangs because another one has ended or never got here, and the script's own collectives keep their
+order. Calls are numbered, so all ranks must make the same calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PAUSE_S = 0.05
 
 
 class Ranks:
-    """Talks to the other ranks of the process group; waits ``patience_s`` at most for rank 0."""
+    """Exchanges numbers with the other ranks; waits at most ``patience_s`` for rank 0."""
 
     def __init__(self, patience_s: float) -> None:
         self.rank = dist.get_rank()
@@ -61,13 +61,13 @@ class Ranks:
         try:
             return bool(self._store.check(["end/0"]))
         except RuntimeError:
-            return True  # the store went with it
+            return True  # and the store with it
 
     def agree(self, numbers: list[float]) -> list[float]:
         """Return rank 0's ``numbers`` of this call.
 
         Raises:
-            StopScript: rank 0 has ended, or does not come here.
+            StopScript: rank 0 has ended, or does not make this call in time.
         """
         key, self._calls = f"agree/{self._calls}", self._calls + 1
         if self.rank == 0:
@@ -79,7 +79,7 @@ class Ranks:
             # wait() wakes at once; pauses of polling would count as steps of a measured block.
             self._store.wait([key], self._patience)
             agreed: list[float] | None = json.loads(self._store.get(key))
-        except RuntimeError as error:  # or whoever held the store has ended
+        except RuntimeError as error:  # or the process that holds the store has ended
             raise StopScript("another rank does not answer") from error
         if agreed is None:
             raise StopScript("another rank has ended")
@@ -88,7 +88,7 @@ class Ranks:
     def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Return what each rank gave, on rank 0; an empty list on the others.
 
-        Ranks that give nothing in time are missing. To be called once, at the end.
+        Ranks that give nothing in time are missing. Call it once, at the end.
         """
         self._gathered = True
         with suppress(RuntimeError, StopScript):  # rank 0 has ended
@@ -107,7 +107,7 @@ class Ranks:
         return found
 
     def _end_with_rank_0(self) -> None:
-        """End this rank after rank 0, should a collective block it for ever."""
+        """End this rank after rank 0 has ended, in case a collective blocks it for ever."""
         while not self.rank_0_ended:
             time.sleep(1.0)
         time.sleep(_GRACE_S)
@@ -115,10 +115,10 @@ class Ranks:
             stop_main()
             time.sleep(_GRACE_S)
         if not self._gathered:
-            os._exit(0)  # it waits in a library's code, where no exception arrives
+            os._exit(0)  # it waits in a library's code, which no exception reaches
 
     def _wait_for(self, key: str, most_s: float) -> str:
-        """Return the value of ``key`` once it is there; raise `StopScript` if it does not come."""
+        """Return the value of ``key`` once it is set; raise `StopScript` if that is too late."""
         deadline = time.monotonic() + most_s
         try:
             # store.wait() would fill stderr with warnings when it times out.
@@ -127,15 +127,15 @@ class Ranks:
                     raise StopScript("another rank does not answer")
                 time.sleep(_PAUSE_S)
             return self._store.get(key).decode()
-        except RuntimeError as error:  # whoever held the store has ended
+        except RuntimeError as error:  # the process that holds the store has ended
             raise StopScript("another rank has ended") from error
 
 
 def straggler(ranks: list[dict[str, float]], size: int) -> list[str]:
     """Return sentences that name the rank with the slowest input and what it costs the others.
 
-    ``ranks`` has "rank" and "wait_s", the mean seconds of waiting for a batch, of those that ended
-    in order.
+    ``ranks`` has "rank" and "wait_s", the mean seconds of waiting for a batch, of each rank that
+    reported.
     """
     if len(ranks) < 2:
         return []

@@ -7,9 +7,9 @@
     new checkpoints, new event files of TensorBoard             ──> moved there at the end
 
 A check trains the program's model on a few batches, over and over, so its checkpoints must not
-replace real ones. A file is old if its ``st_ctime`` is. Files that a library written in C opens
-itself, and files opened for changes in place (``"r+"``, the default of ``numpy.memmap``), are not
-protected.
+replace real ones. The ``st_ctime`` of a file says whether it existed before. Not protected are
+files that a library in C opens itself, and files opened for changes in place (``"r+"``, the default
+of ``numpy.memmap``).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Scratch:
     """Diverts this process's writes to files that existed before, while entered.
 
     Args:
-        training: whether the program trains by now. A new file with a checkpoint's suffix is moved
-            to the scratch folder if so; if not, it belongs to the dataset.
+        training: returns whether the program trains by now. New files with a checkpoint's suffix
+            are then moved to the scratch folder; earlier ones belong to the dataset.
         but_in: a folder in which anything may be written.
     """
 
@@ -57,7 +57,7 @@ class Scratch:
         self.kept: list[str] = []  # files that the program deleted or moved away
         self._training = training
         self._leave = _NOT_FILES if but_in is None else (*_NOT_FILES, f"{but_in}{os.sep}")
-        self._old: set[str] = set()  # found so far: their st_ctime may change
+        self._old: set[str] = set()  # old files found so far, whose st_ctime may change
         self._new_files: list[str] = []
         self._new_folders: dict[str, bool] = {}  # whether each was made in training
         self._began_ns = 0
@@ -72,7 +72,7 @@ class Scratch:
         self._real_rename = os.replace
         self._real_mkdir, self._real_rmtree = os.mkdir, shutil.rmtree
         accessor = getattr(pathlib, "_NormalAccessor", None)  # pathlib's own names, in Python 3.10
-        for owner, name, ours in (
+        for owner, name, function in (
             (builtins, "open", self._open),
             (io, "open", self._open),
             (os, "remove", self._remove),
@@ -88,9 +88,9 @@ class Scratch:
             (torch, "save", self._at(torch.save, 1, "f", self._writes)),
             (torch, "load", self._at(torch.load, 0, "f", self._reads)),
         ):
-            self._replace(owner, name, ours)
+            self._replace(owner, name, function)
             if owner in (io, os) and hasattr(accessor, name):
-                self._replace(accessor, name, staticmethod(ours))
+                self._replace(accessor, name, staticmethod(function))
         if importlib.util.find_spec("safetensors") is not None:
             module: Any = importlib.import_module("safetensors.torch")
             save, load = module.save_file, module.load_file
@@ -229,7 +229,7 @@ class Scratch:
         return str(aside)
 
     def _changes(self, path: Any) -> Any:
-        """Return the file whose mode or times change; its st_ctime does as well."""
+        """Return the file whose mode or times are set, which changes its st_ctime."""
         if isinstance(path, _PATHS):
             self._is_old(path)  # which remembers it
         return self._reads(path)

@@ -1,4 +1,4 @@
-"""Ends a user's program from inside: in the thread that asks for a batch, or in the main thread.
+"""Ends a user's program from inside: in the thread that asks for a batch, and the main thread.
 
 StopScript          raised where the program's loop asks for its next batch
 stop_main()         raised in the main thread, even while it waits for a lock

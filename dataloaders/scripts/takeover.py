@@ -7,9 +7,8 @@
         └── others        ──> the loader's own iterator; waits in it count as the loop's input
 
 The training loop is the first one in which an optimizer steps between two batches. In a program
-without an optimizer it is the first loop that asks for a second batch, with gradients on when it
-asked for its first. Its loader has no length, or at least `SHORTEST` batches. ``number`` names
-another loader.
+without an optimizer it is the first loop that asks for a second batch, if gradients were on at its
+first. Its loader has no length, or at least `SHORTEST` batches. ``number`` chooses another loader.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from dataloaders.scripts.stopping import StopScript, stop_main
 from dataloaders.specification import batches_in
 
 SHORTEST = 4
-"""Batches that an epoch must have for its loader to be taken over unasked."""
+"""The fewest batches in an epoch of a loader that is taken over without ``number``."""
 
 _NOT_ASKED = "no batch of it was asked for"
 _ONE_BATCH = "only one batch was asked for"
@@ -45,15 +44,17 @@ _BESIDE = (
     "seen. Iterate the loader itself, or measure around what the loop iterates: with "
     "dataloaders.bottleneck_check(batches) as check"
 )
-_STEPS_RESTARTED = 2  # of optimizers for a batch, at most: a GAN has two
-_STEPS_LOST = 20  # then a loop that cannot be measured has trained for long enough
+_STEPS_RESTARTED = 2  # the most optimizer steps for a batch: a GAN has two
+_MOST_STEPS_REFUSED = (
+    20  # that a loop which cannot be measured may train before the script is ended
+)
 
 Iterate: TypeAlias = Callable[[], Iterator[Batch]]
 """Starts a new epoch of the real loader, by its own ``__iter__``."""
 
 Measure: TypeAlias = Callable[[Loader, Iterate], Iterable[Batch]]
-"""Returns what the chosen loop iterates instead, exhausted when it has measured enough. It may be
-iterated again after the program broke its loop."""
+"""Returns what the chosen loop iterates instead. It ends when it has measured enough, and may be
+iterated again if the program breaks its loop."""
 
 
 @dataclass
@@ -64,8 +65,8 @@ class Seen:
     description: str  # class, dataset, length and workers, in a few words
     length: int | None  # batches in an epoch
     why_not: str | None = _NOT_ASKED  # the reason not to take it over; None if it was taken
-    epochs: int = 0  # that were asked for a second batch
-    begun_at: int = 0  # optimizer steps when its last epoch was asked for the first batch
+    epochs: int = 0  # in which a second batch was asked for
+    begun_at: int = 0  # optimizer steps when the first batch of its last epoch was asked for
 
 
 class Takeover:
@@ -73,10 +74,10 @@ class Takeover:
 
     Args:
         measure: see `Measure`.
-        number: takes the loader with this number, whatever it is; None: the one that trains.
-        may_take: asked before a loader is taken; False: another process measures.
-        waited: called with another loader's description and the seconds of waiting for its batch.
-        passed_over: called with a sentence while no optimizer has stepped in a loop yet.
+        number: the loader to take, whatever its loop does; None: the one that trains.
+        may_take: called before a loader is taken; returns False if another process measures.
+        waited: called with another loader's description and the seconds waited for its batch.
+        passed_over: called with a sentence while no optimizer has stepped in a loop.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Takeover:
         self._stream: Iterable[Batch] = ()
         self._running: Iterator[Batch] = iter(())
         self._measured: weakref.ref[Loop] | None = None
-        self._lost_since: int | None = None  # optimizer steps when a loop was first refused
+        self._refused_at: int | None = None  # optimizer steps when a loop was first refused
         self._patches = replaced_iter(self._iterate)
 
     def __enter__(self) -> Takeover:
@@ -137,7 +138,7 @@ class Takeover:
         steps, begun_at = self.optimizers.steps, seen.begun_at
         seen.begun_at = steps
         if seen.why_not in (_ONE_BATCH, _RESTARTED) and 0 < steps - begun_at <= _STEPS_RESTARTED:
-            self._lose(seen, _RESTARTED)
+            self._refuse(seen, _RESTARTED)
         else:
             seen.why_not = _ONE_BATCH
         return True
@@ -149,7 +150,7 @@ class Takeover:
         stepped = self.optimizers.steps > loop.steps_before
         main = threading.main_thread()
         if stepped and self.optimizers.thread is main is not threading.current_thread():
-            self._lose(loop.seen, _BESIDE)
+            self._refuse(loop.seen, _BESIDE)
             return False
         if self.taken is not None:  # again, while an older iterator of this loader lives
             measured = self._measured_loop()
@@ -165,12 +166,12 @@ class Takeover:
             return False
         return True
 
-    def _lose(self, seen: Seen, why_not: str) -> None:
-        """Note why a training loop cannot be measured; end the program if it goes on like this."""
+    def _refuse(self, seen: Seen, why_not: str) -> None:
+        """Note why a training loop cannot be measured; end the program if it goes on this way."""
         seen.why_not = why_not
-        if self._lost_since is None:
-            self._lost_since = self.optimizers.steps
-        elif self.optimizers.steps - self._lost_since > _STEPS_LOST:
+        if self._refused_at is None:
+            self._refused_at = self.optimizers.steps
+        elif self.optimizers.steps - self._refused_at > _MOST_STEPS_REFUSED:
             stop_main()
             raise StopScript  # ends this thread
 
@@ -183,10 +184,10 @@ class Takeover:
         self._stream = self._measure(loop.loader, functools.partial(original, loop.loader))
 
     def next_measured(self, loop: Loop) -> Batch:
-        """Return the measurement's next batch, to any of several loops over its loader.
+        """Return the measurement's next batch for ``loop``, one of the loops over its loader.
 
         Raises:
-            StopScript: it has measured enough. Also raised in the main thread, if this is another.
+            StopScript: it has measured enough. Also raised in the main thread, if that is another.
         """
         if self._measured_loop() is not loop:
             self._measured = weakref.ref(loop)
@@ -218,9 +219,9 @@ class Takeover:
         return Loop(self, seen, loader, original, batches)
 
     def _in_mid_epoch(self) -> bool:
-        """Return whether the measured loop has batches left: another ``iter()`` only takes a look.
+        """Return whether the measured loop has batches left, so that another one is left alone.
 
-        A loop that counts its batches by ``len()`` never exhausts its iterator.
+        A loop that counts its batches by ``len()`` does not exhaust its iterator.
         """
         measured = self._measured_loop()
         return measured is not None and measured.given != measured.seen.length
@@ -268,7 +269,7 @@ class Loop:
     def __next__(self) -> Batch:
         takeover = self._takeover
         if self.watched and self.given and takeover.is_training_loop(self):
-            # The measurement begins an epoch of its own, after this one's workers have ended.
+            # The measurement begins an epoch of its own, once the workers of this one have ended.
             self._batches, self.watched = None, False
             takeover.take(self, self._original)
         self.steps_before = takeover.optimizers.steps

@@ -86,7 +86,7 @@ class Target:
         code, facts = self._load_file() if self.kind == "file" else self._load_module()
         main = ModuleType("__main__")
         main.__dict__.update(facts, __builtins__=__builtins__)
-        # A reference to the old module is kept: without one the globals of its functions are gone.
+        # The old module is kept: without a reference to it, the globals of its functions are gone.
         _replaced_mains.append(sys.modules["__main__"])
         sys.modules["__main__"] = main
         return _execute(code, main)
