@@ -59,12 +59,7 @@ LOOPS = {
     "one batch an epoch, a worker": ([0.05], {"batches": 1, "workers": 1}, 0.02, 3.5),
     "three batches an epoch, a worker": ([0.05], {"batches": 3, "workers": 1}, 0.02, 0.17 / 0.06),
     "nine batches an epoch, a worker": ([0.05], {"batches": 9, "workers": 1}, 0.02, 0.47 / 0.18),
-    "an epoch that starts slowly": (
-        [0.2, *[0.001] * 39],
-        {"batches": 40, "workers": 1},
-        0.02,
-        1.25,
-    ),
+    "a slow first batch": ([0.2, *[0.001] * 39], {"batches": 40, "workers": 1}, 0.02, 1.25),
     "each fourth step long": ([0.004], {}, [0.01] * 3 + [0.15], 1 + 0.004 / usual(4)),
     "each tenth step long": ([0.004], {}, [0.01] * 9 + [0.15], 1 + 0.004 / usual(10)),
 }
@@ -83,7 +78,7 @@ class TestVerdicts:
             assert text in str(report)
 
     @pytest.mark.parametrize("loop", LOOPS)
-    def test_the_factor_that_is_lost_is_found(self, loop, time):
+    def test_the_speedup_bound_is_the_truth(self, loop, time):
         loads, options, step, truth = LOOPS[loop]
         cycle = step if isinstance(step, list) else [step]
         report = checked(PlayedLoader(time, loads, **options), itertools.cycle(cycle), time)
@@ -142,7 +137,7 @@ class TestVerdicts:
         assert report.speedup_bound.low <= 2.0 <= report.speedup_bound.high
         assert report.seconds <= 60
 
-    def test_a_queue_that_was_not_at_its_level_is_in_a_note(self, time):
+    def test_a_note_counts_blocks_that_began_with_another_queue_level(self, time):
         """A batch takes longer than the check waits for workers to be idle."""
         report = checked(PlayedLoader(time, [9.0], workers=4), 0.5, time, 30)
         assert any("began before the loader's queue" in note for note in report.notes)
@@ -168,10 +163,10 @@ class TestVerdicts:
         loader = PlayedLoader(time, [0.0001], made=batches)
         report = checked(loader, step, time)
         assert report.verdict == "step-bound"
-        assert any("first on a shape" in note for note in report.notes)
+        assert any("first on its shape" in note for note in report.notes)
 
     @pytest.mark.parametrize(("workers", "truth"), [(0, 1.2), (2, 1.0)])
-    def test_steps_in_proportion_to_their_batch_compare_alike_ones(self, workers, truth, time):
+    def test_batches_that_differ_in_size_are_compared_at_one_size(self, workers, truth, time):
         batches = [torch.zeros(5 + 7 * k % 31) for k in range(31)]
         loader = PlayedLoader(time, [0.004], workers=workers, made=batches)
         report = checked(loader, lambda batch: time.sleep(0.001 * len(batch)), time)
@@ -228,7 +223,7 @@ class TestRhythm:
 
 
 class TestOtherLoaders:
-    def test_waits_for_another_loader_count_as_input_and_name_it(self, time):
+    def test_waits_for_another_loader_count_as_input_and_a_note_names_it(self, time):
         check = check_of(PlayedLoader(time, [0.01]), time)
         for _ in check:
             time.sleep(0.04)  # next() of the other loader, in the same loop
@@ -244,7 +239,7 @@ class TestOtherLoaders:
 class TestLoops:
     @pytest.mark.parametrize("every", [7, 41])
     @pytest.mark.parametrize("workers", [0, 1])
-    def test_what_a_loop_does_between_its_batches_is_neither_step_nor_budget(
+    def test_what_a_loop_does_between_its_epochs_is_neither_step_nor_budget(
         self, every, workers, time
     ):
         """It breaks, validates for a second and comes back, so that no block is ever whole."""
@@ -285,7 +280,8 @@ class TestLoops:
             steps += 1
         report = check.report()
         assert report.verdict == verdict
-        assert steps == 38  # of a script's loop the first ones were not the check's
+        assert steps == 38  # two batches were the script's own
+        assert "single steps in " in str(report)
         assert len(report.timeline["real"]) >= 30
         assert report.waits["longest"] < 0.05
 
@@ -317,7 +313,7 @@ class TestLoops:
                 break
         assert check.report().verdict == "input-bound"
 
-    def test_an_iterator_left_behind_does_not_disturb_the_one_in_use(self, time):
+    def test_an_abandoned_iterator_does_not_disturb_the_one_in_use(self, time):
         loader = DataLoader(Waiting(400, 0.002, time.sleep))
         check = check_of(loader, time, 2)
         left_behind = [iter(check)]
@@ -353,20 +349,20 @@ class TestLoops:
         epoch, batch, seconds = batches[0]
         assert batch % 60 == 59
         assert seconds == pytest.approx(0.05)
-        assert f"(batch {batch} of epoch {epoch})" in str(report)
+        assert f"batch {batch} of epoch {epoch}" in str(report)
 
     def test_progress_is_reported_between_blocks_and_the_report_is_there_at_any_time(self, time):
-        told = []
+        shown = []
         loader = DataLoader(Waiting(4000, 0.002, time.sleep))
-        check = Check(loader, budget_s=4, progress=told.append, clock=HostOn(time))
+        check = Check(loader, budget_s=4, progress=shown.append, clock=HostOn(time))
         assert check.report().verdict == "inconclusive"
         for _ in check:
             time.sleep(0.001)
-        phases = [one.phase for one in told]
+        phases = [one.phase for one in shown]
         assert phases[0] == "warm-up"
         assert {"synthetic", "real"} <= set(phases)
-        assert told[-1].interval is not None
-        assert [one.seconds for one in told] == sorted(one.seconds for one in told)
+        assert shown[-1].interval is not None
+        assert [one.seconds for one in shown] == sorted(one.seconds for one in shown)
 
     def test_a_notebook_shows_progress_in_one_line_and_the_report(self, time, monkeypatch, capsys):
         notebook = types.ModuleType("IPython")

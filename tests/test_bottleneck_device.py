@@ -39,13 +39,13 @@ def checked(loop, budget_s=30):
         (Loop((0.06,), (0.01,), workers=2, host_s=0.02, slowed=1.5), 1.5),
     ],
 )
-def test_truths_of_the_played_device_follow_from_its_durations(loop, truth):
+def test_the_truth_of_a_simulated_device_follows_from_its_durations(loop, truth):
     assert loop.truth() == pytest.approx(truth, rel=1e-3)
 
 
 @pytest.mark.parametrize("workload", PLAYED, ids=lambda workload: workload.name)
 @pytest.mark.thinned(2)
-def test_the_verdict_is_the_truths(workload):
+def test_the_verdict_on_a_simulated_device_is_true(workload):
     assert workload.loop is not None
     loop = workload.loop(0)
     truth = loop.truth()
@@ -81,9 +81,7 @@ def test_a_verdict_is_judged_by_the_gap():
 
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("nbytes", [0, 10**6])
-def test_contention_with_the_launching_thread_has_advice_for_that_thread(
-    nbytes, threads, monkeypatch
-):
+def test_contention_with_the_launching_thread_has_its_own_advice(nbytes, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     loop = Loop((0.06,), (0.01,), workers=2, host_s=0.02, slowed=1.5, nbytes=nbytes)

@@ -24,7 +24,7 @@ def filled(*batches):
 
 
 @pytest.mark.parametrize(("kilobytes", "kept"), [(1, 8), (4, 3), (100, 2)])
-def test_batches_are_kept_as_far_as_memory_goes_and_two_at_least(kilobytes, kept):
+def test_as_many_batches_are_kept_as_fit_into_memory_and_at_least_two(kilobytes, kept):
     pool = Pool(most_bytes=36 << 10)
     while pool.wants_more:
         pool.keep(torch.zeros(kilobytes << 10, dtype=torch.uint8))
@@ -78,7 +78,7 @@ def test_real_blocks_of_varied_shapes_hold_no_batch_and_copy_none_inside_the_clo
 
 
 @pytest.mark.parametrize("fit", [3, 1])
-def test_of_a_device_that_is_full_as_many_are_resident_as_fit(fit, monkeypatch):
+def test_a_full_device_gets_as_many_resident_batches_as_fit(fit, monkeypatch):
     """Two at least; the step's own error is left alone."""
     room = iter(range(fit))
 
@@ -100,7 +100,7 @@ def test_of_a_device_that_is_full_as_many_are_resident_as_fit(fit, monkeypatch):
 
 
 @pytest.mark.parametrize(("fit", "kept"), [(8, 8), (4, 4), (1, 2)])
-def test_of_batches_that_are_delivered_on_a_device_as_many_are_kept_as_fit(fit, kept, monkeypatch):
+def test_of_batches_on_a_device_as_many_are_kept_as_fit(fit, kept, monkeypatch):
     """Twice a batch has to be free, for the step; two are kept without asking."""
     pool = Pool()
     accelerator = {
@@ -108,8 +108,8 @@ def test_of_batches_that_are_delivered_on_a_device_as_many_are_kept_as_fit(fit, 
         "memory_reserved": lambda device: 0,
         "max_memory_allocated": lambda device: 0,
     }
-    for name, told in accelerator.items():
-        monkeypatch.setattr(torch.accelerator, name, told)
+    for name, function in accelerator.items():
+        monkeypatch.setattr(torch.accelerator, name, function)
     with FakeTensorMode():
         for _ in range(8):
             if pool.wants_more:

@@ -1,4 +1,4 @@
-"""Decisions of the check on given numbers: cycles, warm-ups, lengths of blocks, several ranks."""
+"""Decisions of the check from given numbers: cycles, warm-ups, lengths of blocks, ranks."""
 
 import queue
 import threading
@@ -96,9 +96,8 @@ class TestPlan:
         assert planned("real", numbers, asynchronous=True).refill == 3
         assert planned("synthetic", numbers, asynchronous=True).refill == 0
         assert planned("real", numbers).refill == 0
-        assert (
-            planned("real", numbers._replace(real_s=0.04, ahead=1), asynchronous=True).refill == 0
-        )
+        copied_too_slowly = numbers._replace(real_s=0.04, ahead=1)
+        assert planned("real", copied_too_slowly, asynchronous=True).refill == 0
 
     @pytest.mark.parametrize(("length", "whole"), [(23, True), (24, False), (None, False)])
     def test_segments_are_whole_epochs_where_no_queue_finds_its_state(self, length, whole):
@@ -124,7 +123,7 @@ class TestPlan:
         assert uneven.adapt(3, 0.12, 0.12) == pytest.approx(2)  # all of them
         assert uneven.adapt(3, 0.12, 0.12) == pytest.approx(30 / 12 / 3 / (2 / 3))  # at most
 
-    def test_the_deadline_is_looked_at_after_each_lap_alone_and_rarely_together(self):
+    def test_one_process_looks_at_the_deadline_after_each_segment_and_ranks_rarely(self):
         assert Schedule(30).late(3, 2.0, most_s=1.0)
         assert not Schedule(30).late(3, 0.5, most_s=1.0)
         asked = []
@@ -152,18 +151,12 @@ def test_a_further_arm_has_its_stall_in_the_report(monkeypatch):
 
         return slowly
 
-    arm = Arm(
-        "locked",
-        "with a lock",
-        lambda blocks: True,
-        take,
-        Stall("locks", "contention-bound", "waiting for locks"),
-    )
+    stall = Stall("locks", "contention-bound", "waiting for locks")
+    arm = Arm("locked", "with a lock", lambda blocks: True, take, stall)
     for module in ("blocks", "evidence.estimates", "evidence.verdict"):
         monkeypatch.setattr(f"dataloaders.bottleneck.{module}.ARMS", (*ARMS, arm))
-        monkeypatch.setattr(
-            f"dataloaders.bottleneck.{module}.STALLS", (*STALLS, arm.stall), raising=False
-        )
+        name = f"dataloaders.bottleneck.{module}.STALLS"
+        monkeypatch.setattr(name, (*STALLS, stall), raising=False)
     loader = PlayedLoader(time, [0.005])
     report = check_bottleneck(loader, lambda batch: time.sleep(0.01), clock=HostOn(time))
     assert report.stalls["locks"].estimate == pytest.approx(0.004)
@@ -182,14 +175,7 @@ def test_a_further_arm_has_its_stall_in_the_report(monkeypatch):
         (5, 14.5, 0.02, (True, False, False), False, False),
         (9, 29.0, 0.02, (True, False, False), True, False),  # another round would not fit
         (2, 31.0, 0.02, (False, False, False), True, True),
-        (
-            1,
-            31.0,
-            0.02,
-            (False, False, False),
-            False,
-            False,
-        ),  # not two rounds fit: twice the budget
+        (1, 31.0, 0.02, (False, False, False), False, False),  # one round: twice the budget
         (3, 31.0, 1.0, (False, False, False), False, False),  # nor many slow steps
         (3, 31.0, 1.0, (True, False, False), True, True),
         (3, 61.0, 1.0, (False, False, False), True, True),
@@ -206,7 +192,7 @@ def test_measuring_ends_with_a_verdict_or_the_budget(rounds, spent, step, known,
 @pytest.mark.parametrize("slower_s", [0.0, 0.03])
 def test_unequal_ranks_run_the_same_number_of_steps(lengths, slower_s):
     """Rank 1 loads more slowly, or has shorter epochs; every step is a barrier, as with DDP."""
-    told = queue.Queue()  # rank 0's numbers: what torch.distributed's broadcast does
+    sent = queue.Queue()  # rank 0's numbers
     together = threading.Barrier(2, timeout=20)
 
     def run(rank):
@@ -216,9 +202,9 @@ def test_unequal_ranks_run_the_same_number_of_steps(lengths, slower_s):
             nonlocal asked
             asked += 1
             if rank == 0:
-                told.put(numbers)
+                sent.put(numbers)
                 return numbers
-            first = told.get(timeout=20)
+            first = sent.get(timeout=20)
             assert len(first) == len(numbers)
             return first
 

@@ -1,6 +1,7 @@
 """Intervals and verdicts from figures that are made up, so that the right answer is known."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ class TestRule:
             ((1.0, 0.0, 1.0), "input-bound"),  # both are the loader's work on the CPU
         ],
     )
-    def test_of_two_that_cannot_be_told_apart_none_is_named(self, means, verdict):
+    def test_two_causes_of_equal_size_get_a_common_name_or_none(self, means, verdict):
         draws = stall_draws(**dict(zip(("prep", "transfer", "contention"), means, strict=True)))
         assert named(GAP, draws) == verdict
 
@@ -149,8 +150,7 @@ def blocks_of(step, wait, *, slower=0.0, noise=0.0, rounds=4, segments=4, seed=0
 
     def block(waited, more):
         own = (step + more) * generator.normal(1.0, noise, segments)
-        those = [Segment(float(seconds) + waited, 1, waited) for seconds in own]
-        return BlockTimes(sum(one_.seconds for one_ in those), segments, tuple(those))
+        return block_of([Segment(float(seconds) + waited, 1, waited) for seconds in own])
 
     return [{"real": block(wait, slower), "synthetic": block(0.0, 0.0)} for _ in range(rounds)]
 
@@ -171,11 +171,7 @@ class TestWaits:
             assert wait < 0.05 or beside != "step-bound"
 
     def test_a_loop_that_seems_faster_than_its_step_alone_carries_nothing(self):
-        rounds = [
-            {arm: BlockTimes(seconds, 10) for arm, seconds in (("synthetic", 10.0), ("real", 8.0))}
-            for _ in range(6)
-        ]
-        assert analyse(rounds).verdict == "inconclusive"
+        assert analyse(rounds_of(0.0, synthetic=1.0, real=0.8)).verdict == "inconclusive"
 
     def test_with_workers_the_steps_slowing_down_comes_on_top(self):
         rounds = blocks_of(0.05, 0.001, slower=0.015, noise=0.05, rounds=6, segments=8)
@@ -186,11 +182,8 @@ class TestWaits:
 
     def test_what_the_machine_did_to_a_few_steps_is_trimmed(self):
         rounds = blocks_of(0.1, 0.0, noise=0.002, rounds=5, segments=8)
-        struck = rounds[0]["real"].segments
-        segments = (struck[0]._replace(seconds=2.0), *struck[1:])
-        rounds[0]["real"] = BlockTimes(
-            sum(one_.seconds for one_ in segments), len(segments), segments
-        )
+        first, *rest = rounds[0]["real"].segments
+        rounds[0]["real"] = block_of([first._replace(seconds=2.0), *rest])
         analysis = analyse(rounds, parallel=True)
         assert (analysis.verdict, analysis.evidence) == ("step-bound", "waits")
 
@@ -204,8 +197,7 @@ class TestWaits:
         # What the host waits for may be hidden: a long wait carries no gap.
         rounds = blocks_of(0.1, 0.0, noise=0.3, rounds=3, segments=2, seed=2)
         for one in rounds:
-            segments = tuple(one_._replace(waited=wait) for one_ in one["real"].segments)
-            one["real"] = BlockTimes(one["real"].seconds, one["real"].steps, segments)
+            one["real"] = block_of([each._replace(waited=wait) for each in one["real"].segments])
         assert analyse(rounds, asynchronous=True, parallel=False).verdict == verdict
 
     def test_single_steps_tell_causes_apart_as_blocks_do(self):
@@ -226,10 +218,7 @@ class TestWaits:
         """As 0.04 to 8555 is, which a check of a noisy loop once printed."""
         blocks = blocks_of(1.0, wait, noise=noise, rounds=rounds, segments=segments, seed=seed)
         blocks = [
-            {
-                arm: BlockTimes(abs(took.seconds), took.steps, took.segments)
-                for arm, took in one.items()
-            }
+            {arm: replace(took, seconds=abs(took.seconds)) for arm, took in one.items()}
             for one in blocks
         ]
         analysis = analyse(blocks, asynchronous=asynchronous, parallel=not alone)
@@ -245,10 +234,7 @@ def bound_of(rounds, **options):
 
 def marked(**arms):
     """Rounds without noise, of four segments an arm."""
-    blocks = {
-        arm: BlockTimes(4 * one_.seconds, 4 * one_.steps, (one_,) * 4) for arm, one_ in arms.items()
-    }
-    return [dict(blocks) for _ in range(6)]
+    return [{arm: block_of([each] * 4) for arm, each in arms.items()} for _ in range(6)]
 
 
 class TestAllowances:
@@ -258,14 +244,11 @@ class TestAllowances:
 
     def held(self, share, real, busy):
         held = {"synthetic": (share, 1.0), "real": (real, busy)}
-        return [
-            {
-                arm: BlockTimes(took.seconds, took.steps, held=held[arm][0] * took.seconds,
-                           busy=held[arm][1])
-                for arm, took in one.items()
-            }
-            for one in self.PLAIN
-        ]  # fmt: skip
+
+        def disturbed(arm, took):
+            return replace(took, held=held[arm][0] * took.seconds, busy=held[arm][1])
+
+        return [{arm: disturbed(arm, took) for arm, took in one.items()} for one in self.PLAIN]
 
     @pytest.mark.parametrize(
         ("options", "share", "real", "busy", "low", "high"),
@@ -280,7 +263,9 @@ class TestAllowances:
             ({"parallel": True}, 0.004, 0.004, 1.0, 1.0, 1.0),  # no machine has less
         ],
     )
-    def test_what_others_held_up_widens_the_bound(self, options, share, real, busy, low, high):
+    def test_time_taken_by_other_processes_widens_the_bound(
+        self, options, share, real, busy, low, high
+    ):
         plain = bound_of(self.PLAIN, **options)
         got = bound_of(self.held(share, real, busy), **options)
         assert got.low == pytest.approx(plain.low * low)
@@ -305,7 +290,7 @@ class TestAllowances:
     def test_on_a_device_such_a_wait_may_be_hidden(self):
         arms = {"synthetic": Segment(1.0, 1), "real": Segment(1.3, 1)}
         plain = bound_of(marked(**arms), asynchronous=True)
-        arms = {arm: one_._replace(elsewhere=0.2) for arm, one_ in arms.items()}
+        arms = {arm: each._replace(elsewhere=0.2) for arm, each in arms.items()}
         got = bound_of(marked(**arms), asynchronous=True)
         assert (got.low, got.estimate) == (plain.low, plain.estimate)
         assert got.high == pytest.approx(plain.high / 0.8)
@@ -315,17 +300,16 @@ class TestAllowances:
         step = 0.1
         rounds = blocks_of(step, 0.0, noise=0.3, rounds=3, segments=2, seed=2)
         for one in rounds:
-            waited = tuple(one_._replace(waited=0.001) for one_ in one["real"].segments)
-            one["real"] = BlockTimes(one["real"].seconds, 2, waited)
-            one["synthetic"] = BlockTimes(2 * step, 2, (Segment(step, 1),) * 2)
-            one["contended"] = BlockTimes(2.08 * step, 2, (Segment(1.04 * step, 1),) * 2)
+            one["real"] = block_of([each._replace(waited=0.001) for each in one["real"].segments])
+            one["synthetic"] = block_of([Segment(step, 1)] * 2)
+            one["contended"] = block_of([Segment(1.04 * step, 1)] * 2)
         analysis = analyse(rounds, asynchronous=True)
         assert (analysis.verdict, analysis.evidence) == ("step-bound", "waits")
         assert analysis.speedup_bound.high == pytest.approx(1.06, abs=0.005)
 
     def test_a_shape_seen_first_costs_no_arm_alone(self):
         usual, first = Segment(1.0, 1), Segment(9.0, 1, new_shape=True)
-        block = BlockTimes(12.0, 4, (usual, first, usual, usual))
+        block = block_of([usual, first, usual, usual])
         rounds = [{**one, "real": block} for one in marked(synthetic=usual, real=usual)]
         analysis = analyse(rounds, asynchronous=True)
         assert (analysis.verdict, analysis.left_out) == ("step-bound", 6)
@@ -337,16 +321,11 @@ class TestAllowances:
         for seed in range(6):
             sizes = np.random.default_rng(seed).integers(50, 150, (2, 4))
             own, real = ([Segment(1e-3 * n, 1, nbytes=int(n)) for n in those] for those in sizes)
-            rounds.append(
-                {
-                    "synthetic": BlockTimes(sum(one_.seconds for one_ in own), 4, tuple(own)),
-                    "real": BlockTimes(sum(one_.seconds for one_ in real), 4, tuple(real)),
-                }
-            )
+            rounds.append({"synthetic": block_of(own), "real": block_of(real)})
         assert bound_of(rounds, parallel=False).estimate == pytest.approx(1.0)
 
     @pytest.mark.parametrize(("spread", "settled"), [(0.005, True), (0.06, False)])
-    def test_it_is_settled_once_the_interval_is_narrow(self, spread, settled):
+    def test_a_verdict_is_precise_once_the_interval_is_narrow(self, spread, settled):
         analysis = analyse(rounds_of(spread, synthetic=1.0, real=1.1))
         bound = analysis.speedup_bound
         assert analysis.smallest_gap == (bound.high - bound.low) / 2 / bound.estimate
@@ -374,7 +353,7 @@ def test_a_block_and_an_interval_in_figures():
 @pytest.mark.parametrize(
     ("rounds", "t"), [(2, 12.706), (3, 4.303), (11, 2.228), (31, 2.042), (32, 1.96), (500, 1.96)]
 )
-def test_few_rounds_widen_it_by_students_t(rounds, t):
+def test_few_rounds_widen_an_interval_by_students_t(rounds, t):
     widened = math.sqrt(rounds / (rounds - 1)) * t / 1.96
     ratio = interval(rounds)
     assert math.log(ratio.low) == pytest.approx(widened * math.log(0.81))
@@ -385,7 +364,7 @@ def test_few_rounds_widen_it_by_students_t(rounds, t):
     assert difference.high - 0.1 == pytest.approx(widened * 0.09)
 
 
-def test_each_round_more_narrows_it_and_one_says_nothing():
+def test_each_further_round_narrows_an_interval_and_one_round_has_none():
     widths = [interval(rounds).half_width for rounds in range(2, 60)]
     assert widths == sorted(widths, reverse=True)
     assert len(set(widths)) == len(widths)
@@ -397,7 +376,7 @@ def test_each_round_more_narrows_it_and_one_says_nothing():
     [(0.0, DRAWS), (-1.0, -DRAWS), (1.0, np.where(DRAWS < 0.9, 0.0, DRAWS))],
     ids=["nothing", "negative", "draws of nothing"],
 )
-def test_what_may_be_nothing_is_widened_by_differences(estimate, draws):
+def test_intervals_that_contain_zero_are_widened_by_differences(estimate, draws):
     low, high = np.percentile(draws, (2.5, 97.5))
     widened = math.sqrt(4 / 3) * 3.182 / 1.96
     found = interval(4, estimate, draws)
@@ -405,7 +384,7 @@ def test_what_may_be_nothing_is_widened_by_differences(estimate, draws):
     assert found.high == pytest.approx(estimate + widened * (high - estimate))
 
 
-def test_it_is_no_narrower_than_the_clock_allows():
+def test_an_interval_is_no_narrower_than_its_floor():
     assert interval(30, floor=0.75) == Interval(0.25, 1.0, 1.75)
     assert interval(30, floor=1e-9) == interval(30)
     assert interval(30, draws=np.ones(2000)) == Interval(1.0, 1.0, 1.0)

@@ -142,7 +142,7 @@ def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(bat
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("load", [0.0, 20.0])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_verdict_on_a_shape_of_loop_is_what_brute_force_finds(shape, load):
+def test_the_verdict_on_each_shape_of_loop_agrees_with_brute_force(shape, load):
     found = examined(of_ours(shape, load, step=20.0, workers=0, steps=100), budget_s=15)
     assert not found.failed, (found.status, found.findings)
     assert found.answered, (found.verdict, found.truth)

@@ -43,7 +43,7 @@ def full():
 # Without a browser --------------------------------------------------------------------------------
 
 
-def test_what_comes_from_the_user_is_escaped_and_changes_and_findings_have_their_code(full):
+def test_names_of_users_are_escaped_and_changes_and_findings_have_their_code(full):
     assert "<b onclick" not in full
     assert "</script" not in full
     assert "$a_b$" in full  # no mathematics in a chart's labels
@@ -64,7 +64,7 @@ def test_without_matplotlib_there_is_no_page_and_it_says_so(monkeypatch):
         a_report().to_html()
 
 
-def test_where_no_change_surely_gains_the_page_begins_with_what_the_advice_says():
+def test_without_a_sure_gain_the_page_begins_with_the_advice():
     open_ones = tuple(
         replace(one, predicted=Interval(0.9, 2.0, 3.0), measured=None)
         for one in a_report().candidates
@@ -124,7 +124,7 @@ def colours(page):
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1000])
-def test_it_fits_can_be_read_and_prints_dark_on_white(opened, full, width, scheme):
+def test_the_page_fits_is_legible_and_prints_dark_on_white(opened, full, width, scheme):
     page = opened(full, width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     beyond = page.evaluate(
@@ -147,7 +147,7 @@ def test_it_fits_can_be_read_and_prints_dark_on_white(opened, full, width, schem
     assert ink == chart < 200
 
 
-def test_a_report_of_little_is_a_page_too_and_intervals_without_an_end_have_charts(opened):
+def test_a_report_with_few_figures_has_a_page_and_open_intervals_have_charts(opened):
     page = opened(nothing_known().to_html(), 360)
     assert page.locator("h1").inner_text().startswith("INCONCLUSIVE")
     assert page.locator("h2").all_inner_texts() == ["Environment"]

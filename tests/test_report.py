@@ -161,7 +161,7 @@ def test_a_ratio_has_the_intervals_of_both():
     assert "step-bound before, input-bound now; the loop is 2.00 x (1.6" in str(comparison)
 
 
-def test_what_differs_is_said_and_of_one_report_nothing():
+def test_a_comparison_names_what_differs():
     report = a_report(machine={"torch": "torch 2.11"})
     assert report.against(report).differs == ()
     assert "still input-bound; no difference that the two show" in str(report.against(report))
@@ -196,7 +196,7 @@ def test_markdown_has_the_verdict_the_change_and_whole_tables(tmp_path):
     assert "no GPU, and two cores are taken" in text
 
 
-def test_markdown_of_little(measured):
+def test_markdown_of_a_report_with_few_figures(measured):
     nothing = replace(measured, speedup_bound=None, seconds_per_batch={}, stalls={}, advice=())
     assert nothing.to_markdown().startswith("### input-bound")
     assert "**Next:** let worker processes" in measured.to_markdown()

@@ -210,15 +210,15 @@ def test_an_iterable_dataset_has_no_indices():
     assert report.waits["slow"] == ()
 
 
-def test_what_takes_more_than_half_of_the_budget_is_left_out_and_progress_goes_on():
-    told = []
-    found = on_played_time(Waiting, 3.0, 0.5, progress=told.append)
+def test_what_does_not_fit_into_half_of_the_budget_is_left_out_and_progress_goes_on():
+    shown = []
+    found = on_played_time(Waiting, 3.0, 0.5, progress=shown.append)
     assert "too small a budget" in by_name(found.candidates)["h5"].reason
-    phases = {one.phase for one in told}
+    phases = {one.phase for one in shown}
     assert {"what preparation consists of", "what changes would gain"} <= phases
 
 
-def test_nothing_is_looked_for_where_the_step_is_the_limit_or_it_is_not_wanted():
+def test_causes_are_not_sought_if_the_step_is_the_limit_or_if_switched_off():
     quick = on_played_time(Waiting, 0.0, 0.01)
     assert quick.verdict == "step-bound"
     assert not quick.preparation

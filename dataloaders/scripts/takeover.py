@@ -45,9 +45,7 @@ _BESIDE = (
     "dataloaders.bottleneck_check(batches) as check"
 )
 _STEPS_RESTARTED = 2  # the most optimizer steps for a batch: a GAN has two
-_MOST_STEPS_REFUSED = (
-    20  # that a loop which cannot be measured may train before the script is ended
-)
+_MOST_STEPS_REFUSED = 20  # of a training loop that cannot be measured; then the script is ended
 
 Iterate: TypeAlias = Callable[[], Iterator[Batch]]
 """Starts a new epoch of the real loader, by its own ``__iter__``."""
