@@ -58,7 +58,9 @@ class Blocks:
     def __init__(
         self, feed: Feed, pool: Pool, schedule: Schedule, clock: Clock, host: HostTime
     ) -> None:
-        self.feed, self.pool, self.schedule = feed, pool, schedule
+        self.feed: Feed = feed
+        self.pool: Pool = pool
+        self.schedule = schedule
         self.clock = clock
         self.log, self.rhythm = StepLog(), Rhythm()
         self.real_s = self.step_s = math.nan
