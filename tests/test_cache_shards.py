@@ -21,7 +21,7 @@ from helpers.datasets import NUMBERED as SIZE
 from helpers.datasets import Made, Numbered
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ["00000.h5", "00011.h5", "00022.h5", "00033.h5"]
+PARTS = ["00000.h5", "00010.h5", "00020.h5", "00030.h5"]
 
 
 def build(dataset, path, rank, of=4, **options):
@@ -65,8 +65,8 @@ def test_the_joined_cache_is_the_dataset(expected, tmp_path):
     one = precompute(Numbered(), tmp_path / "one.h5", num_workers=0)
     assert cached.index.fingerprint == one.index.fingerprint
     shards = [CachedDataset(shard) for shard in cached.shards]
-    assert [len(shard) for shard in shards] == [11, 11, 11, 8]
-    assert [shard[0]["label"] for shard in shards] == [0, 11, 22, 33]
+    assert [len(shard) for shard in shards] == [10, 10, 10, 11]
+    assert [shard[0]["label"] for shard in shards] == [0, 10, 20, 30]
 
 
 def test_a_rank_reads_its_part_and_no_more_than_a_look_at_the_rest(path):
@@ -145,9 +145,9 @@ def test_parts_that_have_samples_twice_are_not_joined(path, tmp_path):
 
 def test_a_part_that_is_damaged_is_not_copied_for_another_rank(path):
     build(Numbered(), path, 1, 2, wait=False)
-    part = path.with_suffix(".parts") / "00021.h5"
+    part = path.with_suffix(".parts") / "00020.h5"
     spoil(part, part.stat().st_size // 2)
-    with pytest.raises(CacheError, match=r"the part .*00021\.h5 is damaged: .*; delete it"):
+    with pytest.raises(CacheError, match=r"the part .*00020\.h5 is damaged: .*; delete it"):
         build(Numbered(), path, 0, 2)
 
 
@@ -228,13 +228,13 @@ def test_a_rank_that_failed_says_what_is_kept_and_of_what(path):
 
 def test_samples_that_fail_have_the_numbers_of_the_dataset(path, tmp_path):
     dataset = Numbered()
-    dataset.failing = frozenset([3, 20, 21, *range(33, 41)])
+    dataset.failing = frozenset([3, 20, 21, *range(30, 41)])
     cached = built(dataset, path, on_error="skip")
     told = [(index, f"ValueError: no sample {index} today") for index in sorted(dataset.failing)]
     assert cached.failed == told
-    assert (len(cached), cached.index.samples) == (30, 41)
+    assert (len(cached), cached.index.samples) == (27, 41)
     assert [sample["label"] for sample in cached[18:22]] == [19, 22, 23, 24]
-    assert CachedDataset(cached.shards[1]).failed == told[1:3]
+    assert CachedDataset(cached.shards[2]).failed == told[1:3]
     assert len(CachedDataset(cached.shards[3])) == 0  # all of its samples failed
     dataset.failing = frozenset(range(41))
     with pytest.raises(CacheError, match=r"none of the 41 samples could be read"):
@@ -307,7 +307,7 @@ def test_a_sample_that_fails_is_an_error_of_each_rank(path):
     for rank in (0, 1):
         with pytest.raises(ValueError, match="no sample 17 today") as caught:
             build(failing, path, rank, 2)
-    assert any("20 of 20 samples are kept in" in note for note in caught.value.__notes__)
+    assert any("21 of 21 samples are kept in" in note for note in caught.value.__notes__)
     assert len(build(Numbered(), path, 1, 2)) == SIZE
 
 
@@ -336,14 +336,14 @@ def test_shards_that_are_built_apart_are_joined(command, build_command, expected
     assert_equal_to_the_bit(tmp_path, expected)
     told = command("cache", "info", "a.h5").out
     assert "in 4 parts:" in told
-    assert "a.parts/00033.h5: 8 samples" in told
-    part = tmp_path / "a.parts" / "00011.h5"
+    assert "a.parts/00030.h5: 11 samples" in told
+    part = tmp_path / "a.parts" / "00010.h5"
     spoil(part, part.stat().st_size // 2)
     done = command("cache", "verify", "a.h5")
     damaged, advice = done.out.splitlines()
     assert done.status == 1
-    assert damaged.startswith("a.parts/00011.h5: ")
-    assert "delete a.parts/00011.h5 and build again" in advice
+    assert damaged.startswith("a.parts/00010.h5: ")
+    assert "delete a.parts/00010.h5 and build again" in advice
     part.unlink()
     done = command("cache", "info", "a.h5")
     assert done.status == 2
@@ -359,7 +359,7 @@ def test_the_rank_is_that_of_torchrun(build_command, monkeypatch, tmp_path):
         assert done.status == 2
         assert message in done.err
 
-    for rank, world, files in (("1", "2", ["a.parts/00021.h5"]), ("0", "1", ["a.h5"])):
+    for rank, world, files in (("1", "2", ["a.parts/00020.h5"]), ("0", "1", ["a.h5"])):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", world)
         assert build_command(*(["--no-wait"] if world == "2" else [])).status == 0

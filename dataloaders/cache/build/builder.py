@@ -5,8 +5,8 @@
     all parts there ──joined, or copied into one file──> train.h5 ──> CachedDataset
 
 Whatever is killed, and whenever: finished parts stay, and the next call makes the others. Each rank
-has some of the parts. A rank that has made its own waits for the locks of the others, one by one,
-and makes the parts that are missing then: those of a rank that failed, was killed or has not begun.
+has some of the samples. A rank that has made its parts waits for the locks of the others, one after
+the other, and makes what is missing then: what a rank left that failed, was killed or has not begun.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +29,6 @@ from dataloaders.cache.build.parts import (
     parts_joined,
     samples_of,
     target_of,
-    token_of,
 )
 from dataloaders.cache.build.progress import BuildProgress, Pace
 from dataloaders.cache.build.rows import other_structure
@@ -153,7 +151,7 @@ def estimate(
     options = {n: each for n, each in locals().items() if n not in ("dataset", "path")}
     source = Source(dataset, Options(**options))
     one_file = source.is_small if single_file is None else single_file
-    return source.estimate(target_of(path).parent, source.rows_of_part, one_file)
+    return source.estimate(target_of(path).parent, one_file)
 
 
 def opened(loader: Any, path: Path, **options: Any) -> CachedDataset:
@@ -186,16 +184,16 @@ class _Builder:
         """Build what is missing, and return the cache; of a rank that does not wait, its own."""
         if self._is_apart:
             with self._locked(self._rank):
-                return self._own_cache(self._made_by(self._rank))
+                self._make(self._rank)
+                return self._own_cache()
         if not self._is_done():
-            parts = []
             for turn in range(self._of):  # this rank, then what others have left unfinished
                 rank = (self._rank + turn) % self._of
                 with self._locked(rank):
-                    parts += self._made_by(rank)
+                    self._make(rank)
             with self._locked():
                 if not self._is_done():
-                    self._finish(sorted(parts, key=lambda part: part.samples.start))
+                    self._finish(self.folder.finished())
         self._end_finished()
         return self.path
 
@@ -238,13 +236,13 @@ class _Builder:
                 if self.folder.is_left(begun):
                     self.folder.keep_only(parts_joined(self.path))
 
-    def _made_by(self, rank: int) -> list[Part]:
-        """Make the missing parts of a rank, whose lock is held, and return all of its parts."""
+    def _make(self, rank: int) -> None:
+        """Make the missing parts of a rank, whose lock is held."""
         if not self._is_apart and self._is_done():
-            return []  # another call has built it meanwhile, also where each call overwrites
-        is_first = not self.folder.rows
+            return  # another call has built it meanwhile, also where each call overwrites
+        is_first = not self.folder.fingerprint
         if is_first and not self._begin():
-            return []
+            return
         samples, parts = self._samples_of(rank), []
         for part in self.folder.finished(samples):
             if self._options.resume and not (part.failed and self._options.on_error == "raise"):
@@ -253,10 +251,10 @@ class _Builder:
                 part.path.unlink(missing_ok=True)
         # Only now: whoever finishes the cache may remove its parts.
         if not self._is_apart and self._is_done():
-            return parts
+            return
         if not (is_first or missing_in(samples, parts)):
-            return parts
-        expected = self.source.estimate(self.path.parent, self.folder.rows, self._one_file)
+            return
+        expected = self.source.estimate(self.path.parent, self._one_file)
         if is_first:
             # Ranks that wait for each other write into one folder: all need room in it.
             whole = range(self.source.length) if self._options.wait else samples
@@ -280,21 +278,20 @@ class _Builder:
         if tasks:
             workers = min(expected.num_workers, len(tasks))
             make_parts(self.folder, tasks, finished, self.source, workers)
-        return sorted(parts, key=lambda part: part.samples.start)
 
     def _tasks(self, samples: range, parts: Sequence[Part]) -> list[range]:
         """Return the samples of each part that is missing beside these."""
-        rows = self.folder.rows
+        rows = self.source.rows_of_part
         if not self.source.length and not parts:
             return [range(0)]
         return [
-            range(max(first, each.start), min(first + rows, each.stop))
+            range(first, min(first + rows, each.stop))
             for each in missing_in(samples, parts)
-            for first in range(each.start // rows * rows, each.stop, rows)
+            for first in range(each.start, each.stop, rows)
         ]
 
     def _samples_of(self, rank: int) -> range:
-        return samples_of(rank, self._of, self.source.length, self.folder.rows)
+        return samples_of(rank, self._of, self.source.length)
 
     def _begin(self) -> bool:
         """Begin the build, or go on: with an unfinished one, or a cache that lacks parts.
@@ -322,7 +319,8 @@ class _Builder:
             if options.overwrite and folder.is_left(begun):  # or it was to mend what is there
                 begun = None
             elif begun is None and self.path.exists() and not options.overwrite:
-                begun, what = self._to_mend(), f"{self.path} lacks parts, and is"
+                what = f"{self.path} lacks parts, and is"
+                begun = {"of": Index.parse(str(self.path)).fingerprint, "one_file": False}
             changed = [] if begun is None else source.changed(begun["of"], "when it was begun")
             if changed and not options.overwrite:
                 raise CacheError(
@@ -332,33 +330,10 @@ class _Builder:
                 )
             if begun is not None and not changed:
                 warn_of_versions(begun["of"], folder.path)
-                folder.begin(begun)
+                folder.begin(begun["of"], begun["one_file"])
             else:
-                folder.begin(self._settings())
+                folder.begin(source.new_fingerprint(), source.is_small)
         return True
-
-    def _settings(self) -> dict[str, Any]:
-        """Return the settings of a new build; one that overwrites has an id, and names of its own.
-
-        One without a given id is nobody else's.
-        """
-        own = self._options.build_id or os.urandom(8).hex() if self._options.overwrite else ""
-        return {
-            "of": {**self.source.fingerprint, **({"build": own} if own else {})},
-            "rows": self.source.rows_of_part,
-            "token": own and f"-{blake2b(own.encode(), digest_size=4).hexdigest()}",
-            "one_file": self.source.is_small,
-        }
-
-    def _to_mend(self) -> dict[str, Any]:
-        """Return the settings of the build that made the cache, which lacks parts."""
-        index, anew = Index.parse(str(self.path)), self._settings()
-        return {
-            "of": index.fingerprint,
-            "rows": max((part.samples for part in index.shards), default=anew["rows"]),
-            "token": "".join(map(token_of, parts_joined(self.path)[:1])),
-            "one_file": False,
-        }
 
     @property
     def _one_file(self) -> bool:
@@ -387,12 +362,14 @@ class _Builder:
         is_whole = self._one_file or len(parts) == 1
         self.folder.keep_only([] if is_whole else [part.path for part in parts])
 
-    def _own_cache(self, parts: list[Part]) -> Path:
-        """Return a cache of this rank's samples, beside its parts."""
+    def _own_cache(self) -> Path:
+        """Return a cache of the parts that begin with a sample of this rank, beside them."""
+        own = self._samples_of(self._rank)
+        parts = [part for part in self.folder.finished(own) if part.samples.start >= own.start]
         if not parts:
             raise CacheError(
                 f"there are no samples for rank {self._rank} of {self._of}: the dataset has "
-                f"{self.source.length}, in parts of {self.folder.rows}; use fewer ranks"
+                f"{self.source.length}; use fewer ranks"
             )
         if len(parts) == 1:
             return parts[0].path
@@ -418,7 +395,7 @@ class _Builder:
 
     def _say_how_to_go_on(self, error: BaseException) -> None:
         """Add to ``error`` what is kept; remove the folder if nothing is."""
-        if not self.folder.rows:
+        if not self.folder.fingerprint:
             return
         samples = self._samples_of(self._rank)
         missing = sum(map(len, missing_in(samples, self.folder.finished(samples))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -81,17 +80,16 @@ def workers_for(found: Findings, samples: int, *, cores: int, memory: int) -> in
     return max(1, min(cores, memory // _BYTES_PER_WORKER, samples))
 
 
-def rows_of_part(found: Findings, samples: int, workers: int) -> int:
+def rows_of_part(found: Findings, samples: int, workers: int, one_file: bool) -> int:
     """Return the samples of a part: as many as fit into a worker's memory, and half a minute.
 
     Several parts are as many for each worker, so that no worker is left waiting for the last one.
     What becomes one file is made of more and smaller parts, so that all workers have some.
     """
     seconds = found.row_seconds
-    memory = statistics.fmean(found.proved) if found.proved else 1.0
-    rows = max(1, int(min(PART_BYTES / max(1.0, memory), PART_SECONDS / (seconds or 1e-9))))
+    rows = max(1, int(min(PART_BYTES / found.row_memory, PART_SECONDS / (seconds or 1e-9))))
     parts = math.ceil(samples / rows)
-    if found.row_bytes * samples <= ONE_FILE_BYTES:
+    if one_file:
         parts = max(parts, min(_MOST_PARTS, round(seconds * samples / _PART_SECONDS)))
     if parts > 1:
         parts = math.ceil(parts / max(1, workers)) * max(1, workers)

@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,12 @@ from dataloaders.cache.read.shards import first_of
 from dataloaders.errors import CacheError
 from dataloaders.options import option
 
-_PART = re.compile(r"(\d{5,15})((?:-[0-9a-f]{8})?)\.h5")
+_PART = re.compile(r"\d{5,15}(-[0-9a-f]{8})?\.h5")
 
 
-def samples_of(rank: int, of: int, samples: int, rows: int) -> range:
-    """Return the samples of one rank among ``of``: whole parts, of ``rows`` samples each."""
-    parts = -(-samples // rows)
-    first, stop = (min(each * parts // of * rows, samples) for each in (rank, rank + 1))
-    return range(first, stop)
+def samples_of(rank: int, of: int, samples: int) -> range:
+    """Return the samples of one rank among ``of``, whatever the size of their parts."""
+    return range(rank * samples // of, (rank + 1) * samples // of)
 
 
 def target_of(path: str | os.PathLike[str]) -> Path:
@@ -84,12 +83,6 @@ def parts_joined(target: Path) -> list[Path]:
     return [target.parent / shard.name for shard in shards]
 
 
-def token_of(part: Path) -> str:
-    """Return the token in the name of a part."""
-    found = _PART.fullmatch(part.name)
-    return found[2] if found else ""
-
-
 def unfinished_at(path: Path) -> Path:
     """Return a name beside ``path`` that no other process on any machine writes to."""
     return path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")
@@ -108,26 +101,31 @@ class BuildFolder:
 
     Attributes:
         path: of the folder.
-        fingerprint: of the build: what each of its parts says of itself.
-        token: in the names of the parts; "" unless the build replaces another one.
-        rows, length: samples of a part and of the dataset; 0 while it is not known what is built.
+        fingerprint: of the build: what each of its parts says of itself; empty while it is not
+            known what is built.
         one_file: whether the samples take so little that their parts become one file.
     """
 
     def __init__(self, target: Path) -> None:
         self._target, self.path = target, parts_folder(target)
         self.fingerprint: dict[str, Any] = {}
-        self.token, self.rows, self.length, self.one_file = "", 0, 0, False
+        self.one_file = False
         self._settings = self.path / "build.json"
         self._known: dict[Path, tuple[tuple[int, int], Part | None]] = {}
 
-    def begin(self, settings: Mapping[str, Any]) -> None:
+    @property
+    def length(self) -> int:
+        """The samples of the dataset; 0 while it is not known what is built."""
+        length: int = self.fingerprint.get("length", 0)
+        return length
+
+    def begin(self, fingerprint: Mapping[str, Any], one_file: bool) -> None:
         """Begin a build with these settings, as `begun` returns them, or continue it.
 
         Raises:
             CacheError: the disk is full.
         """
-        now = json.loads(json.dumps(settings))
+        now = json.loads(json.dumps({"of": fingerprint, "one_file": one_file}))
         if now != self.begun():
             with writing(self.path.parent):
                 self.path.mkdir(exist_ok=True)
@@ -139,13 +137,13 @@ class BuildFolder:
 
     def _take(self, settings: Mapping[str, Any]) -> None:
         self._known = {}
-        self.fingerprint, self.rows = settings["of"], settings["rows"]
-        self.token, self.length = settings["token"], settings["of"]["length"]
-        self.one_file = settings["one_file"]
+        self.fingerprint, self.one_file = settings["of"], settings["one_file"]
 
     def part_path(self, first: int) -> Path:
         """Return where the part that begins with this sample stands."""
-        return self.path / f"{first:05d}{self.token}.h5"
+        build = self.fingerprint.get("build")  # of one that replaces a cache
+        token = f"-{blake2b(str(build).encode(), digest_size=4).hexdigest()}" if build else ""
+        return self.path / f"{first:05d}{token}.h5"
 
     def finish(self, written: Part) -> Part:
         """Sync a part that has been written, and give it its name; CacheError: the disk is full."""
@@ -159,12 +157,8 @@ class BuildFolder:
     def begun(self) -> dict[str, Any] | None:
         """Return the settings of the unfinished build; None: there is none that can be read."""
         try:
-            found = {"one_file": False, **json.loads(self._settings.read_text())}
-            good = (
-                type(found["of"]["length"]) is type(found["rows"]) is int
-                and found["rows"] > 0
-                and re.fullmatch(r"(-[0-9a-f]{8})?", found["token"])
-            )
+            found: dict[str, Any] = json.loads(self._settings.read_text())
+            good = type(found["of"]["length"]) is int and type(found["one_file"]) is bool
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
         return found if good else None

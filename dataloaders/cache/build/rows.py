@@ -28,7 +28,7 @@ from dataloaders.cache.format.disk import writing
 from dataloaders.cache.format.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.sample.cut import Call, Cut
-from dataloaders.cache.sample.encoding import Encoder
+from dataloaders.cache.sample.encoding import images_encoded
 from dataloaders.cache.sample.images import Images
 from dataloaders.cache.sample.leaf import Leaf
 from dataloaders.cache.sample.sample import Structure, column_names
@@ -78,7 +78,7 @@ class Maker:
 
     def _read(self, samples: range, rows: RowBuffer, failed: list[tuple[int, str]]) -> int:
         """Read rows until the part is full; return the number of the first sample not read."""
-        cut, encoder = self.cut, Encoder(self.images)
+        cut = self.cut
         detector = None if self.allow_random else DrawDetector(_NO_SAMPLE)
         until = time.monotonic() + PART_SECONDS
         for index in samples:
@@ -89,7 +89,7 @@ class Maker:
             row = None
             try:
                 structure, leaves = read_row(cut, index, self.calls)
-                row = structure, encoder.encode(index, structure, leaves)
+                row = structure, images_encoded(self.images, index, structure, leaves)
             except Exception as error:
                 if not self.skip:
                     raise

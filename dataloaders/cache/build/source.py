@@ -8,6 +8,7 @@ A file of an earlier version does not say where the heads' parts stand: then sam
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,19 +190,28 @@ class Source:
             says["build"] = self.options.build_id
         return says
 
+    def new_fingerprint(self) -> dict[str, Any]:
+        """Return the fingerprint of a new build; one that overwrites has an id of its own."""
+        own = {"build": os.urandom(8).hex()} if self.options.overwrite else {}
+        return {**own, **self.fingerprint}
+
     def changed(self, before: Mapping[str, Any], when: str) -> list[str]:
         """Return what differs from the fingerprint of a build, but for the versions of packages."""
         now = {name: e for name, e in self.fingerprint.items() if name not in _PACKAGES}
         return changes(before, now, when)
 
     @property
+    def samples(self) -> range:
+        """The samples of this rank."""
+        return samples_of(*(self.options.shard or (0, 1)), self.length)
+
+    @property
     def rows_of_part(self) -> int:
-        """The samples of a part."""
-        ranks = 1 if self.options.shard is None else self.options.shard[1]
-        most = max(1, -(-self.length // ranks))  # so that each rank has some
+        """The most samples of a part."""
+        samples = max(1, len(self.samples))
         if self.options.rows:
-            return min(self.options.rows, most)
-        return min(rows_of_part(self.known.found, self.length, ranks * self.workers), most)
+            return min(self.options.rows, samples)
+        return rows_of_part(self.known.found, samples, self.workers, self.is_small)
 
     @property
     def is_small(self) -> bool:
@@ -213,8 +223,7 @@ class Source:
         """How many processes read samples."""
         if isinstance(self.options.num_workers, int):
             return self.options.num_workers
-        memory = available_memory() * self._memory_of
-        samples = -(-self.length // (1 if self.options.shard is None else self.options.shard[1]))
+        memory, samples = available_memory() * self._memory_of, len(self.samples)
         return workers_for(self.known.found, samples, cores=self._cores, memory=memory)
 
     def maker(self, folder: BuildFolder) -> Maker:
@@ -238,12 +247,12 @@ class Source:
             about,
         )
 
-    def estimate(self, folder: Path, rows: int, one_file: bool) -> Estimate:
-        """Return what building in ``folder`` will take, of parts of so many rows."""
-        found, (rank, of) = self.known.found, self.options.shard or (0, 1)
-        samples = len(samples_of(rank, of, self.length, rows))
-        is_copied = one_file and rows < self.length and (of == 1 or self.options.wait)
+    def estimate(self, folder: Path, one_file: bool) -> Estimate:
+        """Return what building this rank's samples in ``folder`` will take."""
+        found, samples = self.known.found, len(self.samples)
+        waits = self.options.shard is None or self.options.wait
         size = round(found.row_bytes * samples)
+        is_copied = one_file and waits and self.rows_of_part < self.length
         return Estimate(
             samples=samples,
             bytes=size,
@@ -251,7 +260,7 @@ class Source:
             disk_needed=2 * size if is_copied else size,
             disk_free=free_bytes(folder),
             num_workers=self.workers,
-            rows=rows,
+            rows=self.rows_of_part,
         )
 
     def open(self, path: Path, *, is_whole: bool = True) -> CachedDataset:

@@ -40,7 +40,7 @@ from dataloaders.cache.sample.cut import (
     sample_of,
     whole,
 )
-from dataloaders.cache.sample.encoding import Encoder
+from dataloaders.cache.sample.encoding import images_encoded
 from dataloaders.cache.sample.images import Images
 from dataloaders.cache.sample.leaf import Leaf, value_of
 from dataloaders.cache.sample.packed import packed
@@ -81,8 +81,6 @@ class Findings:
     bytes: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     in_file: float = 1.0  # what a byte of them takes in a file, with offsets and compression
-    # What each row takes in memory of those that are always read; the same each time.
-    proved: list[int] = field(default_factory=list)
     columns: dict[str, bool] = field(default_factory=dict)  # whether a PIL image was in it
     attributes: dict[str, Any] = field(default_factory=dict)  # see `attributes_of`
     files: Files = field(default_factory=dict)  # that were read, where a process observed it
@@ -91,6 +89,12 @@ class Findings:
     def row_bytes(self) -> float:
         """The bytes of a row in the file, as the mean of those that were read."""
         return statistics.fmean(self.bytes) * self.in_file if self.bytes else 0.0
+
+    @property
+    def row_memory(self) -> float:
+        """The bytes that a row takes in memory, as the mean of those that were read."""
+        size = statistics.fmean(self.bytes) if self.bytes else 0.0
+        return size + BYTES_PER_LEAF * max(1, len(self.columns))
 
     @property
     def row_seconds(self) -> float:
@@ -128,7 +132,6 @@ class Study:
         self.images = images
         self._compress = compress
         self.cuts, self._reason = ways_to_cut(dataset, images)
-        self._encoder = Encoder(images)
         self._dataset = dataset
         self._samples = samples
         self._skip = skip
@@ -284,7 +287,7 @@ class Study:
         for name, leaf in zip(column_names(structure), leaves, strict=True):
             found.columns[name] = found.columns.get(name, False) or leaf.is_image
         try:
-            leaves = self._encoder.encode(index, structure, leaves)
+            leaves = images_encoded(self.images, index, structure, leaves)
         except CacheError:
             if not self._skip:
                 raise
@@ -296,7 +299,6 @@ class Study:
             self._sampled_bytes += found.bytes[-1]
         if not must:
             return
-        found.proved.append(found.bytes[-1] + BYTES_PER_LEAF * len(leaves))
         found.digests[index] = _digest(first)
         self._seed(index, 1)
         differs = _difference(first, read_row(cut, index, found.calls))

@@ -27,35 +27,26 @@ _LONGEST_SIDE = {"JPEG": 65500, "PNG": 2**31 - 1, "WEBP": 16383}
 _SAVED_AS = {("WEBP", "L"): "RGB", ("WEBP", "LA"): "RGBA"}
 
 
-class Encoder:
-    """Encodes the images of rows as `Images` says."""
+def images_encoded(
+    images: Images, index: int, structure: Structure, leaves: list[Leaf]
+) -> list[Leaf]:
+    """Return the leaves of sample ``index``, with its images encoded as ``images`` says.
 
-    def __init__(self, images: Images) -> None:
-        self._images = images
-        self._structure: Structure | None = None
-        self._formats: list[tuple[str, Encoded | None]] = []
-
-    def encode(self, index: int, structure: Structure, leaves: list[Leaf]) -> list[Leaf]:
-        """Return the leaves of sample ``index``, with its images encoded.
-
-        Raises:
-            CacheError: an image cannot be kept so; the message names it, and what to do.
-        """
-        if self._images.rows != "images":
-            return leaves
-        if structure != self._structure:
-            names = column_names(structure)
-            self._formats = [(name, self._images.of_column(name)) for name in names]
-            self._structure = structure
-        made = []
-        for (name, how), leaf in zip(self._formats, leaves, strict=True):
-            try:
-                made.append(encoded(leaf, how) if how and leaf.is_image else leaf)
-            except CacheError as error:
-                raise CacheError(
-                    f"sample {index} cannot be kept: column {name!r} is {error}"
-                ) from error
-        return made
+    Raises:
+        CacheError: an image cannot be kept so; the message names it, and what to do.
+    """
+    if images.rows != "images":
+        return leaves
+    made = []
+    for name, leaf in zip(column_names(structure), leaves, strict=True):
+        how = images.of_column(name)
+        try:
+            made.append(encoded(leaf, how) if how and leaf.is_image else leaf)
+        except CacheError as error:
+            raise CacheError(
+                f"sample {index} cannot be kept: column {name!r} is {error}"
+            ) from error
+    return made
 
 
 def encoded(leaf: Leaf, how: Encoded) -> Leaf:
