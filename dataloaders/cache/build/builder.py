@@ -4,9 +4,9 @@
     samples 500 to 999 ──a worker──> train.parts/00500.h5, finished, synced, renamed
     all parts there ──joined, or copied into one file──> train.h5 ──> CachedDataset
 
-Whatever is killed, and whenever: finished parts stay, and the next call makes the others. Each rank
-has some of the samples. A rank that has made its parts waits for the locks of the others, one after
-the other, and makes what is missing then: what a rank left that failed, was killed or has not begun.
+Whatever is killed, and whenever: finished parts stay, and the next call makes the others. A rank
+makes the parts of its own samples. Then it waits for the locks of the others, one after the other,
+and makes the parts that are missing: those of a rank that failed, was killed or has not begun.
 """
 
 from __future__ import annotations

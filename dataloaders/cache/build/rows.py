@@ -7,13 +7,13 @@ A part is closed early when its rows take too much memory or too long; the rest 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from dataloaders.cache.build.parts import BuildFolder, Part, unfinished_at
 from dataloaders.cache.build.reading import (
@@ -26,7 +26,7 @@ from dataloaders.cache.build.reading import (
 )
 from dataloaders.cache.format.disk import writing
 from dataloaders.cache.format.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant
-from dataloaders.cache.format.writing import About, write_cache
+from dataloaders.cache.format.writing import About, Block, bytes_of, write_cache
 from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.sample.encoding import images_encoded
 from dataloaders.cache.sample.images import Images
@@ -40,6 +40,8 @@ PART_BYTES = 96 << 20
 
 PART_SECONDS = 30.0
 """... or took longer than this."""
+
+_Shape: TypeAlias = "tuple[int, ...] | None"  # of a row; None: the row is None
 
 _NO_SAMPLE = 2_718_281_827  # its seed is one that datasets are unlikely to use themselves
 
@@ -126,92 +128,104 @@ class RowBuffer:
 
     def __init__(self) -> None:
         self.structure: Structure | None = None
-        self.rows = self.memory = 0
-        self._columns: list[list[Leaf]] = []
-        self._numbers: list[int] = []
-        self._names: list[str] = []
-        self._entries: list[ColumnEntry] = []
+        self.rows = self.memory = self._first = 0
+        self._columns: list[_Column] = []
 
     def add(self, number: int, structure: Structure, leaves: list[Leaf]) -> None:
-        """Add the row of sample ``number``; its leaves own their memory.
+        """Add the row of sample ``number``.
 
         Raises:
             CacheError: it cannot stand in one file with those before.
         """
         if self.structure is None:
-            self.structure, self._names = structure, column_names(structure)
-            self._columns = [[] for _ in self._names]
+            self.structure, self._first = structure, number
+            self._columns = list(map(_Column, column_names(structure)))
         elif structure != self.structure:
-            raise other_structure(
-                f"samples {self._numbers[0]} and {number}", self.structure, structure
-            )
+            raise other_structure(f"samples {self._first} and {number}", self.structure, structure)
         for column, leaf in zip(self._columns, leaves, strict=True):
-            column.append(leaf)
+            column.add(number, leaf)
             self.memory += leaf.values.nbytes + BYTES_PER_LEAF
-        self._numbers.append(number)
         self.rows += 1
 
     def entries(self) -> list[ColumnEntry]:
-        """Return the columns, without places.
+        """Return the columns, without places."""
+        return [column.entry() for column in self._columns]
 
-        Raises:
-            CacheError: a column has values of several types; names the samples.
-        """
-        self._entries = list(map(self._entry, self._names, self._columns))
-        return self._entries
+    def blocks(self, number: int, part: str) -> Iterator[Block]:
+        """Yield the buffers that make up one dataset of a column."""
+        yield self._columns[number].dataset(part)
 
-    def _entry(self, name: str, leaves: list[Leaf]) -> ColumnEntry:
-        dtype = self._dtype(name, leaves)
-        variants = tuple(dict.fromkeys(map(_variant, leaves)))
-        refuse_many(name, variants)
-        shapes = {None if leaf.kind == "none" else leaf.values.shape for leaf in leaves}
-        one = next(iter(shapes))
-        shape = one if len(shapes) == 1 and len(one or ()) <= MOST_FIXED else None
-        if shapes == {None}:
-            shape = (0,)  # a column that takes no bytes
-        sizes = [leaf.values.size for leaf in leaves] if shape is None else []
+
+class _Column:
+    """The rows of one column so far: what stands in its datasets."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._dtype = name, ""
+        self._first = 0, ""  # number and kind of the first leaf that is not None
+        self._values, self._codes = bytearray(), bytearray()
+        self._variants: dict[Variant, int] = {}  # their codes
+        self._shapes: list[_Shape] = []  # of each row
+        self._known: dict[_Shape, _Shape] = {}  # the shapes that occur
+        self._pixels = 0
+
+    def add(self, number: int, leaf: Leaf) -> None:
+        """Add the leaf of sample ``number``; CacheError: it is of another type than the others."""
+        shape = None if leaf.kind == "none" else leaf.values.shape
+        dtype = leaf.values.dtype.str
+        if shape is not None and not self._dtype:
+            self._dtype, self._first = dtype, (number, leaf.kind)
+        if shape is not None and dtype != self._dtype:
+            first, kind = self._first
+            raise CacheError(
+                f"column {self._name!r} holds {self._dtype} ({kind}) in sample {first} and {dtype} "
+                f"({leaf.kind}) in sample {number}; convert them to one type in the dataset"
+            )
+        code = self._variants.setdefault((leaf.kind, len(shape or ())), len(self._variants))
+        refuse_many(self._name, self._variants)
+        self._codes.append(code)
+        shape = self._known.setdefault(shape, shape)  # so that equal ones are one object
+        self._shapes.append(shape)
+        self._values += bytes_of(leaf.values)
+        self._pixels = max(self._pixels, leaf.pixels)
+
+    def entry(self) -> ColumnEntry:
+        """Return what the column is, without places."""
+        one, *others = self._known
+        shape = None if others or len(one or ()) > MOST_FIXED else one
+        if not self._dtype:
+            shape = (0,)  # all rows are None: a column that takes no bytes
+        dtype = self._dtype or "|u1"
         return ColumnEntry.of_rows(
-            name,
+            self._name,
             dtype,
-            variants,
+            tuple(self._variants),
             shape,
-            self.rows,
-            size=sum(sizes),
-            most_values=max(sizes, default=0),
-            most_pixels=max((leaf.pixels for leaf in leaves), default=0) or None,
+            len(self._shapes),
+            size=len(self._values) // np.dtype(dtype).itemsize,
+            most_values=max(map(_size, self._known)),
+            most_pixels=self._pixels or None,
         )
 
-    def _dtype(self, name: str, leaves: list[Leaf]) -> str:
-        firsts: dict[str, tuple[int, str]] = {}
-        for number, leaf in zip(self._numbers, leaves, strict=True):
-            if leaf.kind != "none":
-                firsts.setdefault(leaf.values.dtype.str, (number, leaf.kind))
-        if len(firsts) > 1:
-            (one, (first, kind)), (other, (later, its)), *_ = firsts.items()
-            raise CacheError(
-                f"column {name!r} holds {one} ({kind}) in sample {first} and {other} ({its}) in "
-                f"sample {later}; convert them to one type in the dataset"
-            )
-        return next(iter(firsts), "|u1")
-
-    def blocks(self, number: int, part: str) -> Iterator[npt.NDArray[Any]]:
-        """Yield the arrays that make up one dataset of a column, after `entries`."""
-        entry, leaves = self._entries[number], self._columns[number]
+    def dataset(self, part: str) -> Block:
+        """Return the contents of one dataset."""
         if part == "values":
-            yield from (leaf.values for leaf in leaves)
-        elif part == "offsets":
-            yield np.cumsum([0, *(leaf.values.size for leaf in leaves)], dtype="<u8")
-        elif part == "shapes":
-            shapes = np.zeros((len(leaves), entry.dimensions), "<u8")
-            for row, leaf in enumerate(leaves):
-                shapes[row, : leaf.values.ndim] = leaf.values.shape  # None is empty
-            yield shapes
-        else:
-            codes = {variant: code for code, variant in enumerate(entry.variants)}
-            yield np.array([codes[_variant(leaf)] for leaf in leaves], "|u1")
+            return self._values
+        if part == "codes":
+            return self._codes
+        if part == "offsets":
+            return np.cumsum([0, *map(_size, self._shapes)], dtype="<u8")
+        dimensions = max(of for _, of in self._variants)
+        shapes = np.zeros((len(self._shapes), dimensions), "<u8")
+        for row, shape in zip(shapes, self._shapes, strict=True):
+            row[: len(shape or ())] = shape or ()
+        return shapes
 
 
-def refuse_many(name: str, variants: Sequence[Variant]) -> None:
+def _size(shape: _Shape) -> int:
+    return 0 if shape is None else math.prod(shape)
+
+
+def refuse_many(name: str, variants: Collection[Variant]) -> None:
     """Raise CacheError if a column has more kinds of value than a file can tell apart."""
     if len(variants) > MOST_VARIANTS:
         raise CacheError(f"column {name!r} holds more than {MOST_VARIANTS} kinds of value")
@@ -224,10 +238,6 @@ def other_structure(who: str, one: Structure | None, other: Structure | None) ->
         "keys in the same order, and the same lengths, in all of them. Return what varies as one "
         "tensor, array, str or plain list"
     )
-
-
-def _variant(leaf: Leaf) -> Variant:
-    return leaf.kind, 0 if leaf.kind == "none" else leaf.values.ndim
 
 
 def _shown(structure: Structure | None) -> str:

@@ -269,10 +269,9 @@ class Study:
                 if index in must:  # of the others, how many are read is a matter of time
                     found.digests[index] = "failed"
         if self._sampled_bytes:
-            with suppress(CacheError):  # making a part raises it
-                rows = self._rows.rows, self._rows.blocks
-                size = bytes_in_file(self._rows.entries(), *rows, self._compress, self._samples)
-                found.in_file = size / self._sampled_bytes
+            rows = self._rows.rows, self._rows.blocks
+            size = bytes_in_file(self._rows.entries(), *rows, self._compress, self._samples)
+            found.in_file = size / self._sampled_bytes
 
     def _measure_one(self, found: Findings, cut: Cut, index: int, must: bool) -> None:
         self._seed(index, 0)
@@ -295,8 +294,9 @@ class Study:
         found.seconds.append(time.perf_counter() - begun)
         found.bytes.append(sum(leaf.values.nbytes for leaf in leaves))
         if self._rows.structure in (None, structure) and self._sampled_bytes < _SAMPLED_BYTES:
-            self._rows.add(index, structure, leaves)
-            self._sampled_bytes += found.bytes[-1]
+            with suppress(CacheError):  # making a part raises it
+                self._rows.add(index, structure, leaves)
+                self._sampled_bytes += found.bytes[-1]
         if not must:
             return
         found.digests[index] = _digest(first)

@@ -30,8 +30,9 @@ from dataloaders.cache.format.hdf5 import Source, dataset, hdf5_file
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.sample.sample import Structure
 
+Block: TypeAlias = "npt.NDArray[Any] | bytes | bytearray"
 # The buffers that make up the values, offsets, shapes or codes of a column.
-Blocks: TypeAlias = "Callable[[int, str], Iterable[Any]]"
+Blocks: TypeAlias = "Callable[[int, str], Iterable[Block]]"
 _Progress: TypeAlias = "Callable[[int], None]"
 
 _DIGITS = 2 * len(str(1 << 48))  # that a place in the index may take
@@ -90,9 +91,9 @@ def write_cache(
     )
     # Its length has to be known before the places that stand in it are.
     user_block = block_for(len(index.text()) + _DIGITS * (2 + sum(1 for _ in index.places())))
-    placed, contents = [], list[tuple[int, Iterable[Any]]]()
+    placed, contents = [], list[tuple[int, Iterable[Block]]]()
 
-    def place(name: str, dtype: str, shape: tuple[int, ...], data: Iterable[Any]) -> Extent:
+    def place(name: str, dtype: str, shape: tuple[int, ...], data: Iterable[Block]) -> Extent:
         made, size = dataset(file, name, dtype, shape), math.prod(shape)
         offset = int(made.get_offset()) if size else 0
         contents.append((offset, data if size else ()))
@@ -164,7 +165,7 @@ def _write_pieces(
     shape: tuple[int, ...],
     entry: ColumnEntry,
     level: int,
-    blocks: Iterable[Any],
+    blocks: Iterable[Block],
     progress: _Progress,
 ) -> npt.NDArray[np.uint64]:
     """Write the compressed values of a column; return the table of its pieces."""
@@ -186,7 +187,9 @@ def _write_pieces(
     return table
 
 
-def _pieces(entry: ColumnEntry, level: int, blocks: Iterable[Any]) -> Iterator[tuple[bytes, bool]]:
+def _pieces(
+    entry: ColumnEntry, level: int, blocks: Iterable[Block]
+) -> Iterator[tuple[bytes, bool]]:
     """Yield the pieces of a column as they stand in the file, and whether each is compressed."""
     assert entry.packing is not None
     width = np.dtype(entry.dtype).itemsize
@@ -219,11 +222,11 @@ def bytes_in_file(
     return total
 
 
-def _cut(blocks: Iterable[Any], size: int) -> Iterator[bytes]:
+def _cut(blocks: Iterable[Block], size: int) -> Iterator[bytes]:
     """Yield all bytes of ``blocks`` in pieces of ``size``; zeros follow the last ones."""
     left = bytearray()
-    for block in blocks:
-        left += _bytes(block)
+    for step in _steps(blocks):
+        left += step
         while len(left) >= size:
             yield bytes(left[:size])
             del left[:size]
@@ -231,10 +234,18 @@ def _cut(blocks: Iterable[Any], size: int) -> Iterator[bytes]:
         yield bytes(left).ljust(size, b"\0")
 
 
-def _bytes(block: Any) -> memoryview:
-    if isinstance(block, bytes):
-        return memoryview(block)
-    return memoryview(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+def _steps(blocks: Iterable[Block]) -> Iterator[memoryview]:
+    """Yield all bytes of ``blocks``, not too many at once."""
+    for block in map(bytes_of, blocks):
+        for first in range(0, len(block), _STEP):
+            yield block[first : first + _STEP]
+
+
+def bytes_of(block: Block) -> memoryview:
+    """Return the bytes of a buffer."""
+    if isinstance(block, np.ndarray):
+        block = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data  # type: ignore[assignment]
+    return memoryview(block)
 
 
 def _others(about: About) -> dict[str, npt.NDArray[Any]]:
@@ -261,14 +272,13 @@ def _write_attributes(file: Any, index: Index) -> None:
 
 
 def _write(
-    descriptor: int, offset: int, blocks: Iterable[Any], progress: _Progress = lambda count: None
+    descriptor: int, offset: int, blocks: Iterable[Block], progress: _Progress = lambda count: None
 ) -> None:
     """Write all blocks from ``offset`` on, many small ones at once."""
     with open(descriptor, "r+b", _STEP, closefd=False) as file:
         file.seek(offset)
-        for block in map(_bytes, blocks):
-            for first in range(0, len(block), _STEP):
-                progress(file.write(block[first : first + _STEP]))
+        for step in _steps(blocks):
+            progress(file.write(step))
 
 
 def _checksummed(descriptor: int, index: Index) -> Index:
