@@ -35,8 +35,8 @@ def test_what_a_flipped_bit_hits_is_named(tmp_path, whole):
         ("the index:", HEADER // 2),
         ("the zeros after the index", index.user_block - 1),
         ("HDF5's own records", index.user_block),
-        ("the table of checksums", index.checksums.offset),
-        *(("list of failed", extent.offset) for extent in index.failed),
+        ("the table of checksums", index.checksums.values.offset),
+        *(("list of failed", extent.offset) for extent in vars(index.failed).values()),
     ]
     for column in index.columns:
         for part, _, extent in column.parts():

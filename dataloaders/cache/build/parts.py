@@ -65,7 +65,7 @@ class Part:
     @property
     def failed(self) -> int:
         """How many samples were left out."""
-        return 0 if self.index.failed is None else self.index.failed[0].size
+        return 0 if self.index.failed is None else self.index.failed.rows.size
 
 
 def missing_in(samples: range, parts: Iterable[Part]) -> list[range]:

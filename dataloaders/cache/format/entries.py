@@ -32,6 +32,23 @@ class Extent(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Checksums:
+    """The table of a file's checksums."""
+
+    block: int  # bytes after the user block that share one
+    values: Extent  # uint32, a crc32 each
+    digest: str  # of their bytes, in hexadecimal
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The samples that were left out."""
+
+    rows: Extent  # uint64, their numbers
+    messages: Extent  # uint8, JSON: a list of texts
+
+
+@dataclass(frozen=True)
 class Shard:
     """One file of a joined cache."""
 

@@ -28,8 +28,10 @@ from dataloaders.cache.format.entries import (
     MOST_FIXED,
     MOST_SHARDS,
     MOST_VARIANTS,
+    Checksums,
     ColumnEntry,
     Extent,
+    Failed,
     Packing,
     Shard,
     is_shard_name,
@@ -70,14 +72,10 @@ class Index:
     fingerprint: dict[str, Any]  # of what it was built from
     head: tuple[str, ...]  # the transforms whose result it holds
     tail: tuple[str, ...]  # those that are still to be applied
-    # The numbers (uint64) and the messages (JSON, a list) of samples left out.
-    failed: tuple[Extent, Extent] | None = None
+    checksums: Checksums
+    failed: Failed | None = None  # None: no sample was left out
     attributes: Extent | None = None  # what the dataset says of its classes (JSON)
-    shards: tuple[
-        Shard, ...
-    ] = ()  # that have the values, in the order of rows; none: they are here
-    checksums: Extent = Extent(0, 0)  # uint32, a crc32 for each BLOCK after the user block
-    checksums_digest: str = ""  # of their bytes, in hexadecimal
+    shards: tuple[Shard, ...] = ()  # whose rows it joins, in their order; none: it has its own
     file_bytes: int = 0  # of the whole file
     user_block: int = 0  # bytes in front of the HDF5 file
     identity: str = ""  # the index's own digest; it differs if any bit of the file does
@@ -94,7 +92,7 @@ class Index:
 
     def places(self) -> Iterator[tuple[str, str, Extent]]:
         """Yield what stands somewhere in the file: what it is called, its dtype and place."""
-        yield "the table of checksums", "<u4", self.checksums
+        yield "the table of checksums", "<u4", self.checksums.values
         for column in self.columns:
             name = f"column {shown(column.name)}"
             for part, dtype, extent in column.parts():
@@ -103,8 +101,8 @@ class Index:
                 elif not self.shards:
                     yield name, dtype, extent
         if self.failed is not None:
-            yield "the list of failed samples", "<u8", self.failed[0]
-            yield "the messages of the list of failed samples", "|u1", self.failed[1]
+            yield "the list of failed samples", "<u8", self.failed.rows
+            yield "the messages of the list of failed samples", "|u1", self.failed.messages
         if self.attributes is not None:
             yield "the dataset's classes", "|u1", self.attributes
 
@@ -114,12 +112,7 @@ class Index:
 
     def text(self) -> bytes:
         """Return the JSON in it; CacheError: it is too long, or JSON does not keep all of it."""
-        fields: dict[str, Any] = {
-            **{name: getattr(self, name) for name in _KEYS},
-            "checksums": {"digest": self.checksums_digest, "values": self.checksums},
-            "failed": self.failed and {"rows": self.failed[0], "messages": self.failed[1]},
-        }
-        fields["checksums"]["block"] = BLOCK
+        fields = {name: getattr(self, name) for name in _KEYS}
         if self.shards:
             fields["shards"] = self.shards
         try:
@@ -161,14 +154,7 @@ def _index(sealed: block.Sealed) -> Index:
     if is_joined:
         count = len(list_in(fields["shards"], "shards"))
         require(0 < count <= MOST_SHARDS, f"there are {count} shards, and not 1 to {MOST_SHARDS}")
-    checks = fields_in(fields["checksums"], "checksums", ("block", "digest", "values"))
-    require(checks["block"] == BLOCK, f"checksums.block is {shown(checks['block'])}, not {BLOCK}")
-    if fields["failed"] is not None:
-        failed = fields_in(fields["failed"], "failed", ("rows", "messages"))
-        fields["failed"] = [failed["rows"], failed["messages"]]
     others = {
-        "checksums": checks["values"],
-        "checksums_digest": checks["digest"],
         "user_block": sealed.user_block,
         "identity": sealed.digest,
         "shards": fields.get("shards", []),
@@ -188,11 +174,12 @@ def _check(index: Index, size: int) -> None:
     require(file_bytes == size, built + cut)
     number_in(index.samples, "samples", least=index.rows)
     _check_columns(index.columns, index.structure, index.rows)
-    _check_extent(index.checksums, "checksums.values", -(-(file_bytes - user_block) // BLOCK))
-    for place in (*(index.failed or ()), index.attributes):
-        if place is not None:
-            _check_extent(place, "failed or attributes", place.size)
-    failed, left_out = index.failed[0].size if index.failed else 0, index.samples - index.rows
+    checks = index.checksums
+    require(checks.block == BLOCK, f"checksums.block is {checks.block}, not {BLOCK}")
+    _check_extent(checks.values, "checksums.values", -(-(file_bytes - user_block) // BLOCK))
+    for name, _, extent in index.places():  # those whose size follows from nothing else
+        _check_extent(extent, name, extent.size)
+    failed, left_out = index.failed.rows.size if index.failed else 0, index.samples - index.rows
     require(failed <= left_out, f"{failed} samples were left out, of {left_out}")
     if index.shards:
         _check_shards(index.shards, index.rows, index.samples)

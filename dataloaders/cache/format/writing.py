@@ -25,7 +25,7 @@ from dataloaders.cache.format.block import DIGEST, VERSION, block_for
 from dataloaders.cache.format.checksums import BLOCK, checksums
 from dataloaders.cache.format.codecs import codec_of
 from dataloaders.cache.format.compress import Compressed, piece_of
-from dataloaders.cache.format.entries import ColumnEntry, Extent, Packing, Shard
+from dataloaders.cache.format.entries import Checksums, ColumnEntry, Extent, Failed, Packing, Shard
 from dataloaders.cache.format.hdf5 import Source, dataset, hdf5_file
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.sample.sample import Structure
@@ -84,10 +84,10 @@ def write_cache(
         fingerprint=dict(about.fingerprint),
         head=tuple(about.head),
         tail=tuple(about.tail),
-        failed=(Extent(0, 0), Extent(0, 0)) if about.failed else None,
+        failed=Failed(Extent(0, 0), Extent(0, 0)) if about.failed else None,
         attributes=Extent(0, 0) if about.attributes else None,
         shards=tuple(shards),
-        checksums_digest="0" * 2 * DIGEST,
+        checksums=Checksums(BLOCK, Extent(0, 0), "0" * 2 * DIGEST),
     )
     # Its length has to be known before the places that stand in it are.
     user_block = block_for(len(index.text()) + _DIGITS * (2 + sum(1 for _ in index.places())))
@@ -128,7 +128,9 @@ def write_cache(
             index,
             user_block=user_block,
             columns=tuple(placed),
-            failed=(found["/failed/rows"], found["/failed/messages"]) if about.failed else None,
+            failed=Failed(found["/failed/rows"], found["/failed/messages"])
+            if about.failed
+            else None,
             attributes=found.get("/attributes"),
         )
         index = _checksummed(descriptor, index)
@@ -296,9 +298,6 @@ def _checksummed(descriptor: int, index: Index) -> Index:
         raise OSError("the file cannot be read while it is written")
     data = table.astype("<u4").tobytes()
     _write(descriptor, place, [data])
-    return replace(
-        index,
-        file_bytes=file_bytes,
-        checksums=Extent(place, blocks),
-        checksums_digest=blake2b(data, digest_size=DIGEST).hexdigest(),
-    )
+    digest = blake2b(data, digest_size=DIGEST).hexdigest()
+    made = Checksums(BLOCK, Extent(place, blocks), digest)
+    return replace(index, file_bytes=file_bytes, checksums=made)

@@ -267,7 +267,7 @@ class CachedDataset(Dataset[Any]):
         """The number in the dataset, and the error message, of each sample that was left out."""
         if self.index.failed is None:
             return []
-        rows, messages = self.index.failed
+        rows, messages = self.index.failed.rows, self.index.failed.messages
         numbers = self._values("<u8", rows).tolist()
         try:
             found = loads(self._values("|u1", messages).tobytes())

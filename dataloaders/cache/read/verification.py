@@ -100,9 +100,9 @@ def _damages(
     begin = HEADER + int.from_bytes(os.pread(descriptor, 8, 16), "little")
     if any(os.pread(descriptor, start - begin, begin)):
         yield Damage(begin, start - begin, "the zeros after the index")
-    place, size = index.checksums
+    place, size = index.checksums.values
     table = os.pread(descriptor, 4 * size, place)
-    is_whole = blake2b(table, digest_size=DIGEST).hexdigest() == index.checksums_digest
+    is_whole = blake2b(table, digest_size=DIGEST).hexdigest() == index.checksums.digest
     if not is_whole:
         yield Damage(place, 4 * size, "the table of checksums")
     written = np.frombuffer(table.ljust(4 * size, b"\0"), "<u4").tolist()
