@@ -321,7 +321,7 @@ def test_going_on_with_skip_after_an_error_and_back(path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match="28 of 40 samples are kept"):
-        build(failing(22, 33), path, on_error="skip", progress=stop)
+        build(failing(22, 33), path, rows=4, on_error="skip", progress=stop)
     assert kept(path) == list(range(0, 28, 4))
     with pytest.raises(ValueError, match="22"):  # it was left out, and may not be any more
         build(failing(22, 33), path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -57,6 +57,7 @@ class Maker:
     images: Images
     folder: BuildFolder
     about: About  # but for the samples
+    rows: RowBuffer = field(default_factory=lambda: RowBuffer())  # of the part that is being made
 
     def __call__(self, samples: range) -> list[Part]:
         """Return what was made. The last part is still to be finished, while others are made.
@@ -70,17 +71,18 @@ class Maker:
         while left or not made:  # of no samples there is a part, too
             if made:
                 made[-1] = self.folder.finish(made[-1])
-            rows, failed = RowBuffer(), list[tuple[int, str]]()
+            self.rows.clear()
+            failed: list[tuple[int, str]] = []
             with random_states_kept(cuda=False):
-                stop = self._read(left, rows, failed)
+                stop = self._read(left, failed)
             with writing(self.folder.path):
-                made.append(self._written(rows, range(left.start, stop), failed))
+                made.append(self._written(range(left.start, stop), failed))
             left = range(stop, samples.stop)
         return made
 
-    def _read(self, samples: range, rows: RowBuffer, failed: list[tuple[int, str]]) -> int:
+    def _read(self, samples: range, failed: list[tuple[int, str]]) -> int:
         """Read rows until the part is full; return the number of the first sample not read."""
-        cut = self.cut
+        cut, rows = self.cut, self.rows
         detector = None if self.allow_random else DrawDetector(_NO_SAMPLE)
         until = time.monotonic() + PART_SECONDS
         for index in samples:
@@ -103,7 +105,7 @@ class Maker:
                 rows.add(index, *row)
         return samples.stop
 
-    def _written(self, rows: RowBuffer, samples: range, failed: list[tuple[int, str]]) -> Part:
+    def _written(self, samples: range, failed: list[tuple[int, str]]) -> Part:
         """Write these rows as the part of ``samples``, which is not finished yet."""
         fingerprint = dict(self.about.fingerprint)
         if samples != range(self.folder.length):
@@ -114,7 +116,7 @@ class Maker:
             failed=[(number - samples.start, text) for number, text in failed],
             fingerprint=fingerprint,
         )
-        path = unfinished_at(self.folder.part_path(samples.start))
+        path, rows = unfinished_at(self.folder.part_path(samples.start)), self.rows
         try:
             index = write_cache(path, about, rows.structure, rows.rows, rows.entries(), rows.blocks)
         except BaseException:
@@ -127,9 +129,15 @@ class RowBuffer:
     """Hold the rows of one part, column by column; ``memory`` is about how many bytes they take."""
 
     def __init__(self) -> None:
+        self._columns: list[_Column] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove all rows. Their memory is used again: the system takes long to give new pages."""
         self.structure: Structure | None = None
         self.rows = self.memory = self._first = 0
-        self._columns: list[_Column] = []
+        self._memory = [column.memory for column in self._columns]
+        self._columns = []
 
     def add(self, number: int, structure: Structure, leaves: list[Leaf]) -> None:
         """Add the row of sample ``number``.
@@ -139,7 +147,10 @@ class RowBuffer:
         """
         if self.structure is None:
             self.structure, self._first = structure, number
-            self._columns = list(map(_Column, column_names(structure)))
+            memory = iter(self._memory)
+            self._columns = [
+                _Column(name, next(memory, bytearray())) for name in column_names(structure)
+            ]
         elif structure != self.structure:
             raise other_structure(f"samples {self._first} and {number}", self.structure, structure)
         for column, leaf in zip(self._columns, leaves, strict=True):
@@ -157,12 +168,13 @@ class RowBuffer:
 
 
 class _Column:
-    """The rows of one column so far: what stands in its datasets."""
+    """The rows of one column so far: what stands in its datasets; ``memory``: for its values."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, memory: bytearray) -> None:
+        self.memory, self._used = memory, 0  # the bytes of the values come first
         self._name, self._dtype = name, ""
         self._first = 0, ""  # number and kind of the first leaf that is not None
-        self._values, self._codes = bytearray(), bytearray()
+        self._codes = bytearray()
         self._variants: dict[Variant, int] = {}  # their codes
         self._shapes: list[_Shape] = []  # of each row
         self._known: dict[_Shape, _Shape] = {}  # the shapes that occur
@@ -185,7 +197,9 @@ class _Column:
         self._codes.append(code)
         shape = self._known.setdefault(shape, shape)  # so that equal ones are one object
         self._shapes.append(shape)
-        self._values += bytes_of(leaf.values)
+        data, first = bytes_of(leaf.values), self._used
+        self._used += len(data)
+        self.memory[first : self._used] = data
         self._pixels = max(self._pixels, leaf.pixels)
 
     def entry(self) -> ColumnEntry:
@@ -201,7 +215,7 @@ class _Column:
             tuple(self._variants),
             shape,
             len(self._shapes),
-            size=len(self._values) // np.dtype(dtype).itemsize,
+            size=self._used // np.dtype(dtype).itemsize,
             most_values=max(map(_size, self._known)),
             most_pixels=self._pixels or None,
         )
@@ -209,7 +223,7 @@ class _Column:
     def dataset(self, part: str) -> Block:
         """Return the contents of one dataset."""
         if part == "values":
-            return self._values
+            return memoryview(self.memory)[: self._used]
         if part == "codes":
             return self._codes
         if part == "offsets":

@@ -208,7 +208,8 @@ class Source:
     @property
     def rows_of_part(self) -> int:
         """The most samples of a part."""
-        samples = max(1, len(self.samples))
+        _, of = self.options.shard or (0, 1)
+        samples = max(1, -(-self.length // of))
         if self.options.rows:
             return min(self.options.rows, samples)
         return rows_of_part(self.known.found, samples, self.workers, self.is_small)

@@ -30,7 +30,7 @@ from dataloaders.cache.format.hdf5 import Source, dataset, hdf5_file
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.sample.sample import Structure
 
-Block: TypeAlias = "npt.NDArray[Any] | bytes | bytearray"
+Block: TypeAlias = "npt.NDArray[Any] | bytes | bytearray | memoryview"
 # The buffers that make up the values, offsets, shapes or codes of a column.
 Blocks: TypeAlias = "Callable[[int, str], Iterable[Block]]"
 _Progress: TypeAlias = "Callable[[int], None]"
@@ -101,7 +101,7 @@ def write_cache(
 
     with hdf5_file(path, user_block, has_chunks=any(entry.packing for entry in columns)) as file:
         for number, entry in enumerate(columns):
-            places, table = dict[str, Extent](), None
+            places, table = dict[str, Extent](), np.zeros(0, "<u8")
             for part, dtype, _ in entry.sized():
                 name, shape = path_of(entry, part), entry.shape_of(part, rows)
                 own = sources(number) if sources is not None and part == "values" else ()
@@ -246,7 +246,7 @@ def _steps(blocks: Iterable[Block]) -> Iterator[memoryview]:
 def bytes_of(block: Block) -> memoryview:
     """Return the bytes of a buffer."""
     if isinstance(block, np.ndarray):
-        block = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data  # type: ignore[assignment]
+        return memoryview(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
     return memoryview(block)
 
 
