@@ -5,10 +5,10 @@ dataset ──precompute──> train.h5 ──map──> rows ──┬──> 
                                                  └──> anything else: sample by sample, as stock;
                                                       its floats are still made a batch at once
 
-session.py   the cache in place of the dataset   batches.py    whole batches, proved to be torch's
-rows.py      the rows of a batch in the files    images.py     windows of images copied
-windows.py   crops and flips as windows          draws.py      torch's random numbers for a batch
-floats.py    bytes made floats                   threads.py    a batch shared among threads
+session.py   the cache in place of the dataset    windows.py  crops and flips as windows
+batches.py   whole batches, proved to be torch's  draws.py    torch's random numbers for a batch
+images.py    windows of images, copied            floats.py   floats of samples made one by one
+threads.py   a batch shared among threads
 
 Order and workers are torch's: stock iterates the loader, with the cache in place of the dataset.
 """
@@ -46,7 +46,7 @@ from dataloaders.plan import Plan
 from dataloaders.specification import own_iteration
 from dataloaders.tuning.learned import cache_folder
 
-from .batches import Batches, proved
+from .batches import proved
 from .images import obstacle_in
 from .session import H5Session
 
@@ -156,14 +156,14 @@ class H5(Backend):
         """Open the cache of the loader's dataset, or build it if it is missing and may be built.
 
         Raises:
-            CacheError: the file belongs to another dataset, or cannot be built.
-            BackendUnavailable: there is none, and ``build="never"``.
+            CacheError: the file belongs to another dataset, cannot be built, or is missing and may
+                not be.
         """
         path = self._path(loader)
+        if os.path.exists(path) or self.build == "never":
+            return opened(loader, path, images=self.images, check=self.check, expect=self.expect)
         try:
-            exists = path.exists()
-            if not exists and self.build == "if_missing":
-                path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             advice = "give a path in a folder that can be written to"
             if self.path is None:
@@ -174,13 +174,6 @@ class H5(Backend):
             raise CacheError(
                 f"{path.parent} cannot be created or read ({error.strerror}); {advice}"
             ) from error
-        if self.build == "never" and not exists:
-            raise BackendUnavailable(
-                f"H5(build='never'): there is no cache at {path}; build it with: "
-                "dataloaders cache build"
-            )
-        if exists:
-            return opened(loader, path, images=self.images, check=self.check, expect=self.expect)
         print(f"backend 'h5' builds {path}", file=sys.stderr)
         from dataloaders.measuring.progress import ProgressLine
 
@@ -237,7 +230,7 @@ class H5(Backend):
         """Say why batches of the existing cache are not made at once; None: they are."""
         with warnings.catch_warnings(), suppress(CacheError, Unobserved):  # iter() raises these
             warnings.simplefilter("ignore")
-            batches = proved(Batches, self.cached(loader))
+            batches = proved(self.cached(loader))
             return batches if isinstance(batches, str) else None
         return None
 

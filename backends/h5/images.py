@@ -9,28 +9,38 @@ become floats.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import get_worker_info
 
+from dataloaders.batches.memory import HostPool
 from dataloaders.cache.read.files import Column
 from dataloaders.recording.tail import Step as FloatStep
 from dataloaders.recording.tail import Trailing
 from dataloaders.replaying.pointwise import Pointwise
-from dataloaders.transforms.read import CONVERTERS, is_pointwise, read, trailing
+from dataloaders.transforms.read import CONVERTERS, Member, is_pointwise, read, trailing
 
-from .floats import MODES, float_steps
-from .rows import Rows, empty
+from .draws import Draws
+from .threads import Threads
 from .windows import NotThisBatch, Obstacle, Step, Windows, steps_of
 
-__all__ = ["KINDS", "Images", "obstacle_in"]
+__all__ = ["KINDS", "Images", "Rows", "empty", "obstacle_in"]
 
-KINDS = (*(f"image:{mode}" for mode in MODES), "tensor:uint8", "tv_tensor:Image:uint8")
-"""Kinds of leaves whose values are bytes [C, H, W], and that torch stacks to plain tensors."""
+KINDS = (
+    *(f"image:{mode}" for mode in ("L", "RGB", "RGBA", "CMYK", "YCbCr")),
+    *("tensor:uint8", "tv_tensor:Image:uint8"),
+)
+"""Kinds of leaves whose values are bytes [C, H, W], and that torch stacks to plain tensors.
+
+ToTensor and ToImage take the planes of PIL images of these modes as they are.
+"""
 
 _AT_ONCE = 1 << 18  # values that become floats together: 1 MiB
 
@@ -43,8 +53,36 @@ _Moved = tuple[_Image, int, int, bool, bool]
 """An image in the file; top and left of its window; whether it is upside down, and mirrored."""
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one batch, and what their batch is made with.
+
+    Attributes:
+        numbers: of the rows, from 0 on.
+        draws: gives the random numbers of each row.
+        pool: gives memory for large tensors, outside workers.
+        threads: share the images.
+        puts_off: as in `Batches`.
+    """
+
+    numbers: list[int]
+    draws: Draws
+    pool: HostPool
+    threads: Threads
+    puts_off: bool
+
+
+def empty(pool: HostPool, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return memory for a column: shared in a worker, else from the pool if it is large."""
+    if get_worker_info() is None:
+        return pool.empty(shape, dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
+
+
 def obstacle_in(tail: Any) -> str | None:
-    """Say which member of ``tail`` cannot be done to a whole batch, and why; None: all can."""
+    """Return which member of ``tail`` cannot be done to a whole batch, and why; None: all can."""
     try:
         _read(tail)
     except Obstacle as error:
@@ -68,10 +106,31 @@ def _read(tail: Any) -> tuple[list[Step], tuple[FloatStep, ...]]:
             raise Obstacle(f"{crops[0]} comes after Normalize")
     if not run and not any(name in CONVERTERS for name in names):
         raise Obstacle("its tail makes no tensors of images")
-    floats = float_steps(run)
+    floats = _float_steps(run)
     if any(step.dtype is torch.bfloat16 for step in floats):
         raise Obstacle("its tail makes bfloat16, which NumPy does not have")
     return steps, floats
+
+
+def _float_steps(run: Sequence[Member]) -> tuple[FloatStep, ...]:
+    """Return the members of ``run``, which is from `trailing`, as a recording has them."""
+    steps: list[FloatStep] = []
+    for member in run:
+        transform: Any = member.transform
+        name, is_v2 = member.torchvision, ".v2" in type(transform).__module__
+        if name in CONVERTERS:
+            continue
+        if name == "Normalize":
+            op, dtype = f"{'v2' if is_v2 else 'v1t'}.normalize", steps[-1].dtype
+            numbers = ("mean", transform.mean), ("std", transform.std)
+            steps.append(FloatStep(op, (), numbers, dtype, "Tensor"))
+        elif name == "ToTensor" or not is_v2:
+            dtype = torch.get_default_dtype() if name == "ToTensor" else transform.dtype
+            steps.append(FloatStep("v1t.convert_image_dtype", (dtype,), (), dtype, "Tensor"))
+        else:
+            args = transform.dtype, getattr(transform, "scale", True)
+            steps.append(FloatStep("v2.to_dtype", args, (), transform.dtype, "Tensor"))
+    return tuple(steps)
 
 
 class Images:
@@ -89,9 +148,11 @@ class Images:
         """Return the images of these rows.
 
         Raises:
-            NotThisBatch: they differ in shape, or torchvision would raise.
+            NotThisBatch: one is None, they differ in shape, or torchvision would raise.
         """
-        images = rows.views(self._column)
+        images: list[Any] = [values for _, values in self._column.stored(rows.numbers)]
+        if any(image is None for image in images):
+            raise NotThisBatch
         channels, heights, widths = np.array([image.shape for image in images]).T
         windows = Windows(heights, widths)
         for step in self._steps:

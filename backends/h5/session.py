@@ -2,7 +2,7 @@
 
     sampler ──> rows ──> Batches ──> the batch                  proved equal to torch's
                             └─None─> samples ──> default_collate
-    any other loader ──> cached[row], one by one, by stock
+    any other loader ──> cached[row], one by one, by stock ──> floats made at once, if proved
 
 The dataset is compared at each ``iter()``, because torch would read it anew:
 
@@ -28,10 +28,12 @@ from dataloaders.cache import CachedDataset
 from dataloaders.cache.sample.cut import equal_state
 from dataloaders.cache.sample.sample import Classes, namedtuples_in
 from dataloaders.errors import CacheError
+from dataloaders.replaying.tail import DeviceTail
 from dataloaders.specification import state_of, view_of
 from dataloaders.transforms.find import find_chains
 
-from .batches import Batches, LeafBatches, Leaves, proved
+from .batches import Batches, finishes_floats, proved
+from .floats import finishing
 
 __all__ = ["H5Session"]
 
@@ -63,16 +65,16 @@ class H5Session(Session):
         self._snapshot: tuple[Any, list[Any]] = None, []
         self._view: Specification | None = None
         self._changed: dict[str, Any] = {}
-        self._collated: Batches | LeafBatches | None = None
+        self._batches: Batches | None = None
         self._inner: Session | None = None
 
     def epoch(self) -> Iterator[Batch]:
         """Iterate the loader once."""
-        batches = self._opened().epoch()
-        if self._collated is not None:
+        iterator = self._opened().epoch()
+        if self._batches is not None:
             # Torch draws this seed at iter() anyway, so nothing more is drawn.
-            self._collated.begin(int(batches._base_seed))  # type: ignore[attr-defined]
-        return batches
+            self._batches.begin(int(iterator._base_seed))  # type: ignore[attr-defined]
+        return iterator
 
     def epoch_ahead(self) -> Ahead | None:
         """Iterate the loader once, for a thread that runs ahead."""
@@ -80,17 +82,17 @@ class H5Session(Session):
             return None
         ahead = self._opened().epoch_ahead()
         seed = getattr(ahead, "base_seed", None)
-        if seed is not None and self._collated is not None:
-            self._collated.begin(seed)
+        if seed is not None and self._batches is not None:
+            self._batches.begin(seed)
         return ahead
 
     def close(self) -> None:
         """End the threads and the inner session."""
         if self._inner is not None:
             self._inner.close()
-        if self._collated is not None:
-            self._collated.close()
-        self._inner = self._view = self._collated = self._dataset = None
+        if self._batches is not None:
+            self._batches.close()
+        self._inner = self._view = self._batches = self._dataset = None
 
     def _opened(self) -> Session:
         loader = self._loader()
@@ -109,29 +111,31 @@ class H5Session(Session):
                     "numbers than the dataset's; use CachedDataset as the dataset"
                 )
             cached.namedtuples = _namedtuples(cached, loader)
-            self._dataset, self._changed = loader.dataset, self._changes(loader, cached)
-            self._snapshot = now, transforms
-            self._view = view_of(loader, **self._changed)
-            self._inner = registry.load("stock")().open(self._view)
+            self._dataset, self._snapshot = loader.dataset, (now, transforms)
+            self._inner = self._over(cached, loader)
         elif self._view is not None:  # take over the epoch, and what the user has changed
             iterator = self._view._iterator
             self._view.__dict__.update(state_of(loader), **self._changed, _iterator=iterator)
         return self._inner
 
-    def _changes(self, loader: Specification, cached: CachedDataset) -> dict[str, Any]:
-        if loader.collate_fn is not default_collate or loader.batch_sampler is None:
-            return {"dataset": cached}
-        options = self._threads, self._puts_off
-        dataset: Any = RowNumbers(cached)
-        batches: Batches | LeafBatches | str = proved(Batches, cached, *options)
-        if isinstance(batches, str):
-            batches = proved(LeafBatches, cached, *options)
-            if isinstance(batches, str):
-                return {"dataset": cached}
-            dataset = Leaves(batches)
-        self._collated = batches
-        init = ShowsDataset(loader.worker_init_fn)
-        return {"dataset": dataset, "collate_fn": batches, "worker_init_fn": init}
+    def _over(self, cached: CachedDataset, loader: Specification) -> Session:
+        """Return stock's session of ``loader`` with ``cached`` in the place of its dataset."""
+        view = None
+        self._changed = {"dataset": cached}
+        if loader.collate_fn is default_collate and loader.batch_sampler is not None:
+            batches = proved(cached, self._threads, self._puts_off)
+            if isinstance(batches, Batches):
+                self._batches = batches
+                init = ShowsDataset(loader.worker_init_fn)
+                self._changed = {
+                    "dataset": RowNumbers(cached),
+                    "collate_fn": batches,
+                    "worker_init_fn": init,
+                }
+            elif finishes_floats(cached):
+                view = DeviceTail.recorded if self._puts_off else finishing
+        self._view = view_of(loader, **self._changed)
+        return registry.load("stock")(view=view).open(self._view)  # type: ignore[call-arg]
 
 
 def _snapshot(dataset: Any) -> tuple[Any, list[Any]]:

@@ -85,15 +85,8 @@ def _build(parsed: argparse.Namespace) -> int:
 
 def _shard_of_rank() -> tuple[int, int] | None:
     """Return the rank that torchrun says this process is; None if there is only one."""
-    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if not world.isdecimal() or int(world) < 2:
-        return None
-    if not rank.isdecimal() or int(rank) >= int(world):
-        raise OptionError(
-            f"WORLD_SIZE={world} and RANK={rank!r} in the environment name no rank; give "
-            f"{FLAGS['shard']} RANK/OF, or unset them"
-        )
-    return int(rank), int(world)
+    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
+    return None if rank is None or world == "1" else (int(rank), int(world))
 
 
 def _join(parsed: argparse.Namespace) -> int:

@@ -62,19 +62,9 @@ status 0: whole; 1: damaged. Delete the parts that it names and build again: onl
 """
 
 
-def _shard(text: str) -> tuple[int, int]:
-    rank, slash, of = text.partition("/")
-    if not slash or not rank.isdecimal() or not of.isdecimal() or not int(rank) < int(of):
-        raise argparse.ArgumentTypeError(
-            f"{text}: give RANK/OF, such as 3/8: which one, counted from 0, and how many there are"
-        )
-    return int(rank), int(of)
-
-
-def _pixels(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number of pixels from 1 on")
-    return int(text)
+def shard(text: str) -> tuple[int, int]:  # argparse shows its name
+    rank, of = map(int, text.split("/"))
+    return rank, of
 
 
 def _build(parser: argparse.ArgumentParser) -> None:
@@ -83,12 +73,12 @@ def _build(parser: argparse.ArgumentParser) -> None:
     def option(name: str, about: str, **how: Any) -> None:
         add(FLAGS[name], dest=name, help=about, **how)
 
-    number, pixels = {"metavar": "N", "type": int}, {"metavar": "N", "type": _pixels}
+    number: Any = {"metavar": "N", "type": int}
     add("dataset", help="module:name or file.py:name of a dataset, or a folder of images")
     add("path", help="the file to write, such as train.h5")
     option("num_workers", "processes (as many as cores)", default=argparse.SUPPRESS, **number)
-    add("--resize", help="of a folder: the shorter side", **pixels)
-    add("--crop", help="of a folder: the middle N x N", **pixels)
+    add("--resize", help="of a folder: the shorter side", **number)
+    add("--crop", help="of a folder: the middle N x N", **number)
     images = "raw, jpeg, png, webp or packed (the dataset's own files) (raw)"
     option("images", images, metavar="HOW")
     option("quality", "of jpeg, 1 to 100 (90)", **number)
@@ -106,8 +96,8 @@ def _build(parser: argparse.ArgumentParser) -> None:
     option("level", f"of {FLAGS['compress']}", **number)
     single = "one file, however large: takes its size once more on the disk meanwhile"
     option("single_file", single, action="store_const", const=True)
-    shard = "these samples only, such as 3/8 (of torchrun's)"
-    option("shard", shard, metavar="RANK/OF", type=_shard)
+    these = "these samples only, such as 3/8, counted from 0 (of torchrun's)"
+    option("shard", these, metavar="RANK/OF", type=shard)
     no_wait = f"with {FLAGS['shard']}: do not wait for the others, nor join"
     option("wait", no_wait, action="store_false")
     build = f"where ranks {FLAGS['overwrite']}: a text for all of them, another one for each build"

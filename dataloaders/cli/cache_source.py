@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import runpy
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from dataloaders.cli.similar import similar
 from dataloaders.errors import MissingDependency, OptionError
 
 __all__ = ["dataset_of"]
@@ -28,11 +25,13 @@ def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None)
         OptionError: there is none; the message says how to name one.
         MissingDependency: a folder of images needs torchvision.
     """
-    if os.path.isdir(text):  # of a Path, it raises where one may not look
-        return _images(Path(text), resize, crop)
-    source, colon, name = text.rpartition(":")
-    if not colon or not source or not name.isidentifier():
-        raise OptionError(_no_dataset(text))
+    if os.path.isdir(text):
+        return _images(text, resize, crop)
+    source, _, name = text.rpartition(":")
+    if not source or not name.isidentifier():
+        raise OptionError(
+            f"{text!r} names no dataset; give module:name, file.py:name or a folder of images"
+        )
     if resize is not None or crop is not None:
         raise OptionError(
             f"--resize and --crop are for a folder of images, and {text!r} is none; put Resize and "
@@ -57,44 +56,29 @@ def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None)
     return found
 
 
-def _no_dataset(text: str) -> str:
-    rule, path = "give module:name, file.py:name or a folder of images", Path(text)
-    if text.endswith(".py"):
-        return f"{text!r} is a file, and which dataset in it is not said; give {text}:name"
-    if os.path.isfile(path):  # of a Path, it raises where one may not look
-        return f"{text!r} is a file, and the dataset comes before the path of the cache; {rule}"
-    near = similar(path.name, os.listdir(path.parent)) if os.path.isdir(path.parent) else ""
-    return f"{text!r} names no dataset, and there is no such folder{near}; {rule}"
-
-
 def _found(source: str, name: str) -> Any:
-    path = Path(source)
-    try:
-        if not source.endswith(".py"):
-            sys.path.insert(0, "")  # as python -m does
-            module: Any = importlib.import_module(source)
-        elif not os.path.isfile(path):
+    """Return what is called ``name`` in a module or a Python file."""
+    module, folder = source, ""  # where python -m looks first
+    if source.endswith(".py"):
+        if not os.path.isfile(source):
             raise OptionError(f"{source!r} does not exist; give the path of a Python file")
-        else:
-            sys.path.insert(0, str(path.resolve().parent))
-            if path.stem.isidentifier():  # under its own name, so that spawned workers import it
-                module = importlib.import_module(path.stem)
-            else:
-                module = type("Script", (), runpy.run_path(source, run_name=path.stem))
+        folder, file = os.path.split(os.path.realpath(source))
+        module = file.removesuffix(".py")  # under its own name, so that spawned workers import it
+    sys.path.insert(0, folder)
+    try:
+        members = vars(importlib.import_module(module))
     except ModuleNotFoundError as error:
-        if error.name is None or not (source + ".").startswith(error.name + "."):
+        if error.name is None or not (module + ".").startswith(error.name + "."):
             raise
-        near = similar(source, [path.stem for path in Path().glob("*.py")])
         raise OptionError(
-            f"there is no module {source!r} ({error}){near}; run this from the folder it is in"
+            f"there is no module {module!r} ({error}); run this from the folder it is in"
         ) from None
-    if not hasattr(module, name):
-        near = similar(name, [each for each in vars(module) if not each.startswith("_")])
-        raise OptionError(f"{source!r} has no {name!r} at its top level{near}")
-    return getattr(module, name)
+    if name not in members:
+        raise OptionError(f"{source!r} has no {name!r} at its top level")
+    return members[name]
 
 
-def _images(folder: Path, resize: int | None, crop: int | None) -> Any:
+def _images(folder: str, resize: int | None, crop: int | None) -> Any:
     try:
         from torchvision.datasets import ImageFolder
         from torchvision.transforms import v2
@@ -106,9 +90,9 @@ def _images(folder: Path, resize: int | None, crop: int | None) -> Any:
     sizes = ((v2.Resize, resize), (v2.CenterCrop, crop))
     steps = [member(size) for member, size in sizes if size is not None]
     try:
-        return ImageFolder(str(folder), transform=v2.Compose(steps) if steps else None)
+        return ImageFolder(folder, transform=v2.Compose(steps) if steps else None)
     except OSError as error:
         raise OptionError(
-            f"{str(folder)!r} is no folder of images: {error}; it must hold one folder of images "
-            "for each class"
+            f"{folder!r} is no folder of images: {error}; it must hold one folder of images for "
+            "each class"
         ) from None

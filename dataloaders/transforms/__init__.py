@@ -2,8 +2,7 @@
 
     dataset ──find──> Compose ──read──> members: deterministic, random or opaque
 
-    kinds.py       which torchvision transforms are known, and which of them draw random numbers
-    read.py        a Compose as a flat list of members; those at its end that make floats of bytes
+    read.py        a Compose as a flat list of members, and which of them draw random numbers
     find.py        where a dataset holds its transforms, and a copy of it with others
 
 Importing this package does not import torchvision: transforms are recognised by their class's name.

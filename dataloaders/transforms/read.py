@@ -11,18 +11,62 @@ A container that decides which of its members run, such as RandomApply, is one m
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dataloaders.transforms.kinds import Kind, kind_of, torchvision_name
-
 __all__ = ["CONVERTERS", "Kind", "Member", "Run", "is_chain", "is_pointwise", "read", "trailing"]
 
 CONVERTERS = ("PILToTensor", "ToImage", "ToPureTensor")
 """They change the type of a sample and no value of it."""
+
+
+class Kind(enum.Enum):
+    """What is known of a transform.
+
+    Attributes:
+        DETERMINISTIC: the same input gives the same output.
+        RANDOM: torchvision's own, and not known to be deterministic.
+        OPAQUE: somebody's own code; nothing is known of it.
+    """
+
+    DETERMINISTIC = "deterministic"
+    RANDOM = "random"
+    OPAQUE = "opaque"
+
+
+_DETERMINISTIC = frozenset(
+    (
+        "CenterCrop", "ClampBoundingBoxes", "ClampKeyPoints", "ConvertBoundingBoxFormat",
+        "ConvertImageDtype", "FiveCrop", "Grayscale", "Identity", "LinearTransformation",
+        "Normalize", "PILToTensor", "Pad", "RGB", "Resize", "SanitizeBoundingBoxes",
+        "SanitizeKeyPoints", "SetClampingMode", "TenCrop", "ToDtype", "ToImage", "ToPILImage",
+        "ToPureTensor", "ToTensor", "UniformTemporalSubsample",
+        # of weights, such as ResNet18_Weights.DEFAULT.transforms()
+        "ImageClassification", "ObjectDetection", "OpticalFlow", "SemanticSegmentation",
+        "StereoMatching", "VideoClassification",
+    )
+)  # fmt: skip
+
+
+def torchvision_name(transform: Any) -> str | None:
+    """Return ``"Normalize"`` for torchvision's class of that name, v1 or v2; None for any other.
+
+    A subclass is somebody's own: it may do anything.
+    """
+    kind = type(transform)
+    return kind.__qualname__ if kind.__module__.startswith("torchvision.transforms.") else None
+
+
+def kind_of(transform: Any) -> Kind:
+    """Return what is known of one transform that is no container of others."""
+    name = torchvision_name(transform)
+    if name is None or name == "Lambda" or not callable(transform):
+        return Kind.OPAQUE
+    return Kind.DETERMINISTIC if name in _DETERMINISTIC else Kind.RANDOM
 
 
 @dataclass(frozen=True)

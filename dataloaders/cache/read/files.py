@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,6 @@ from dataloaders.cache.read.shards import check_shards, folder_of, open_shard
 from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import CacheError
 from dataloaders.machine.page_cache import expect_exactly, map_file
-
-Numbers = npt.NDArray[np.int64]
 
 _BYTES_PER_PIXEL = 4  # of an image in Pillow's memory
 _MEMORY_PER_BYTE = {"json": 64, "str": 4}  # of the file; ``[],`` becomes a Python list
@@ -79,11 +77,6 @@ class Files:
         self._opened = {} if index.shards else {0: own}
         self._exactly = False
 
-    @property
-    def count(self) -> int:
-        """How many parts there are; 1 for a single file."""
-        return len(self._starts) - 1
-
     def readers(self, part: int) -> list[ColumnReader]:
         """Return the columns of this part; map and check it first if that has not been done."""
         file = self._opened.get(part)
@@ -91,23 +84,32 @@ class Files:
             file = self._opened[part] = self._mapped(self._index.shards[part])
         return file.readers
 
-    def locate(self, row: int) -> tuple[int, int]:
-        """Return the number of the part that holds this row, and the row's number in it."""
-        part = bisect_right(self._starts, row) - 1
-        return part, row - self._starts[part]
+    def located(self, rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield for each of these rows its place among them, its part, and its number in that.
 
-    def locate_all(self, rows: Numbers) -> tuple[Numbers, Numbers]:
-        """Return what `locate` returns, for many rows."""
-        parts = np.searchsorted(self._bounds, rows, "right") - 1
-        return parts, rows - self._bounds[parts]
+        In the order of the files, so that a compressed piece with several rows is decoded once.
+        """
+        parts, own = self._parts_of(rows)
+        for place in sorted(range(len(rows)), key=rows.__getitem__):
+            yield place, parts[place], own[place]
 
-    def between(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Yield each part with some of rows ``first`` to ``last - 1``, and which of its own."""
-        part, _ = self.locate(first)
+    def _parts_of(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
+        numbers = np.asarray(rows, np.int64)
+        parts = np.searchsorted(self._bounds, numbers, "right") - 1
+        return parts.tolist(), (numbers - self._bounds[parts]).tolist()
+
+    def between(self, first: int, last: int) -> Iterator[tuple[list[ColumnReader], int, int]]:
+        """Yield the columns of each part with some of rows ``first`` to ``last - 1``.
+
+        With each come the first of its own rows that is among them, and the one after the last.
+        """
+        part = bisect_right(self._starts, first) - 1
         while first < last:
-            start, end = self._starts[part], self._starts[part + 1]
+            start, end = self._starts[part : part + 2]
             if start < end:
-                yield part, first - start, min(last, end) - start
+                readers = self.readers(part)
+                self._opened[part].refuse_cut_short()
+                yield readers, first - start, min(last, end) - start
             first, part = end, part + 1
 
     def expect_exactly(self, exactly: bool) -> None:
@@ -116,17 +118,11 @@ class Files:
         for file in list(self._opened.values()):  # other threads may add some
             expect_exactly(file.data, exactly)
 
-    def parts_of(self, rows: Sequence[int]) -> set[int]:
-        """Return the numbers of the parts that hold these rows."""
-        if self.count == 1:
-            return {0}
-        return set(self.locate_all(np.asarray(rows, np.int64))[0].tolist())
-
-    def refuse_cut_short(self, parts: Iterable[int]) -> None:
-        """Raise a CacheError if one of these parts is mapped and has become shorter."""
+    def refuse_cut_short(self, rows: Sequence[int]) -> None:
+        """Raise a CacheError if a file with one of these rows is mapped and has become shorter."""
+        parts = {0} if len(self._starts) == 2 else set(self._parts_of(rows)[0])
         for part in parts:
-            file = self._opened.get(part)
-            if file is not None:
+            if (file := self._opened.get(part)) is not None:
                 file.refuse_cut_short()
 
     def _mapped(self, shard: Shard) -> MappedFile:
@@ -174,18 +170,22 @@ class Column:
 
     def file(self, row: int) -> bytes | None:
         """Return the bytes of this row's encoded image, as of a file; None: it is none."""
-        part, own = self.files.locate(row)
-        kind, values = self.of(part).stored(own)
+        ((kind, values),) = self.stored([row])
         return values.tobytes() if values is not None and is_encoded(kind) else None
 
     def leaves(self, rows: Sequence[int]) -> list[Any]:
         """Return the leaves of these rows, in this order."""
-        leaves: list[Any] = [None] * len(rows)
-        parts, own = (each.tolist() for each in self.files.locate_all(np.asarray(rows, np.int64)))
-        # Read in the files' order, so that a compressed piece with several rows is decoded once.
-        for place in sorted(range(len(rows)), key=rows.__getitem__):
-            leaves[place] = self.of(parts[place]).leaf(own[place])
-        return leaves
+        return self._read(rows, ColumnReader.leaf)
+
+    def stored(self, rows: Sequence[int]) -> list[tuple[str, npt.NDArray[Any] | None]]:
+        """Return the kinds and values of these rows, as `ColumnReader.stored` does."""
+        return self._read(rows, ColumnReader.stored)
+
+    def _read(self, rows: Sequence[int], read: Callable[[ColumnReader, int], Any]) -> list[Any]:
+        found: list[Any] = [None] * len(rows)
+        for place, part, row in self.files.located(rows):
+            found[place] = read(self.of(part), row)
+        return found
 
 
 def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:

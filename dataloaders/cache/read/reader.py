@@ -154,22 +154,16 @@ class CachedDataset(Dataset[Any]):
         """Return the sample of this row, counted from the end if negative; of a slice, a list."""
         if isinstance(row, slice):
             return self.__getitems__(range(*row.indices(self.index.rows)))
-        part, own = self._files.locate(self._row(row))
-        self._files.refuse_cut_short((part,))
-        leaves = [reader.leaf(own) for reader in self._files.readers(part)]
-        return self._joined(self._finished(leaves))
+        return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
         """Return the samples of these rows, in this order."""
-        return [self._joined(leaves) for leaves in self.leaves(rows)]
-
-    def leaves(self, rows: Sequence[Any]) -> list[list[Any]]:
-        """Return the leaves of each of these samples, after their tails."""
-        found = [self._row(row) for row in rows]
-        self.about_to_read(found)
-        columns = [column.leaves(found) for column in self.readers]
-        rows_of_leaves = zip(*columns, strict=True) if columns else [()] * len(found)
-        return [self._finished(list(leaves)) for leaves in rows_of_leaves]
+        numbers = [self._row(row) for row in rows]
+        self.about_to_read(numbers)
+        found: list[list[Any]] = [[]] * len(numbers)
+        for place, part, own in self._files.located(numbers):
+            found[place] = [reader.leaf(own) for reader in self._files.readers(part)]
+        return [self._finished(leaves) for leaves in found]
 
     def _row(self, row: Any) -> int:
         try:
@@ -183,12 +177,10 @@ class CachedDataset(Dataset[Any]):
             raise IndexError(f"row {found} of a cache of {rows} rows")
         return found + rows if found < 0 else found
 
-    def _finished(self, leaves: list[Any]) -> list[Any]:
+    def _finished(self, leaves: list[Any]) -> Any:
+        """Return the sample of these leaves, after their tails."""
         for number, call in self.calls:
             leaves[number] = call(leaves[number])
-        return leaves
-
-    def _joined(self, leaves: list[Any]) -> Any:
         structure = self.index.structure
         sample = None if structure is None else join(structure, leaves, self.namedtuples)
         return sample if self.transform is None else self.transform(sample)
@@ -198,10 +190,9 @@ class CachedDataset(Dataset[Any]):
 
         Consecutive rows are read in long runs. Rows that do not exist are ignored.
         """
-        for part, low, high in self._files.between(max(0, first), min(last, self.index.rows)):
-            with suppress(CacheError):  # reading the row raises it
-                readers = self._files.readers(part)
-                self._files.refuse_cut_short((part,))
+        rows = max(0, first), min(last, self.index.rows)
+        with suppress(CacheError):  # reading the row raises it
+            for readers, low, high in self._files.between(*rows):
                 for reader in readers:
                     for values in reader.stretches(low, high):
                         will_read(values)
@@ -212,7 +203,7 @@ class CachedDataset(Dataset[Any]):
         Otherwise each missing page would be waited for, and read with its neighbours, before the
         next one is requested. Raises CacheError if a file has become shorter.
         """
-        self._files.refuse_cut_short(self._files.parts_of(rows))
+        self._files.refuse_cut_short(rows)
         reads = self._disk.reads()
         if reads != self._exact:
             self._exact = reads
