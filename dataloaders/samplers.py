@@ -63,48 +63,38 @@ class BlockShuffle(DistributedSampler[int]):
         loader = DataLoader(cached, batch_size=64, sampler=BlockShuffle(cached, seed=0))
 
     The rows are divided into blocks of consecutive rows. The blocks are shuffled, and each row then
-    moves by a random distance of at most half a window from the place that its block gives it. So
-    each block is read once, in one go, shortly before its first row is due, and memory has to hold
-    one window of rows and a few blocks. For a cache, the next blocks are requested ahead of time
-    (`CachedDataset.will_read`), on behalf of all processes that read the file.
+    moves by a random distance of at most half a window. So each block is read once, in one go, and
+    memory has to hold one window of rows and a few blocks. For a cache, the next blocks are
+    requested ahead of time (`CachedDataset.will_read`), on behalf of all processes that read it.
 
-    **How random it is.** Each row comes once an epoch, at any point of it. The difference from a
-    full shuffle is which rows meet in a batch. A batch's rows come evenly from one window (from
-    half a window at either end of the epoch), that is from window / block random places of the
-    file. Two rows of one block share a batch with a probability of about batch / window instead of
-    batch / rows. A window as large as the dataset gives a full shuffle. So does ``block=1`` with
-    any window: each row is then read by itself, but still requested ahead of time.
+    **How random it is.** Each row comes once an epoch, at any point of it. Only which rows meet in
+    a batch differs from a full shuffle: they come evenly from one window, that is from window /
+    block random places of the file, and two rows of one block share a batch with a probability of
+    about batch / window instead of batch / rows. A window as large as the dataset, or ``block=1``,
+    gives a full shuffle.
 
     The order is a function of seed and epoch, and the same on every machine. The epoch is the value
     given to `set_epoch`; without one, the number of earlier iterations of this sampler.
 
-    **Several ranks.** This is a `DistributedSampler`: each rank of the default process group gets
-    the same number of rows, from blocks of its own, so the ranks' windows add up in memory. Without
-    ``drop_last``, some rows are repeated to make the shares equal. Lightning and Fabric keep a
-    `DistributedSampler` as it is and call `set_epoch`. Accelerate distributes every loader's
-    batches itself: for Accelerate, give ``num_replicas=1`` and a seed.
+    **Several ranks.** Each rank of the default process group gets the same number of rows, from
+    blocks of its own, so the ranks' windows add up in memory. Without ``drop_last``, some rows are
+    repeated to make the shares equal. Lightning and Fabric keep a `DistributedSampler` as it is and
+    call `set_epoch`. Accelerate distributes every loader's batches itself: for Accelerate, give
+    ``num_replicas=1`` and a seed.
 
     Args:
-        dataset: the dataset to sample: a cache, or anything with a length. With ``backend="h5"``
-            over your own dataset, give a ``CachedDataset`` of the same file: its rows have the
-            numbers of the samples.
+        dataset: a cache, or anything with a length. With ``backend="h5"`` over your own dataset,
+            give a ``CachedDataset`` of the same file.
         block: rows that are read together. By default as many as take 2 MiB, at most 1/64 of the
             window. Required for a dataset that is not a cache.
         window: rows. By default as many as take 512 MiB, or 64 blocks if the size of a row is not
             known; at most 262,144. It does not depend on the machine's memory, because the order
             depends on it.
-        seed: the seed of the order. None: drawn from torch's default generator for each epoch, as
+        seed: of the order. None: drawn from torch's default generator for each epoch, as
             `RandomSampler` does; with several ranks, which must agree, 0.
-        num_replicas: the number of ranks. None: that of the default process group at the time of
-            iteration, or 1 without one.
-        rank: the number of this rank. None: that of the process group.
+        num_replicas, rank: of the ranks. None: those of the default process group at the time of
+            iteration; without one, 1 and 0.
         drop_last: leave out up to ``num_replicas - 1`` rows instead of repeating some.
-
-    Attributes:
-        dataset: as given.
-        block, window: rows.
-        epoch: the number of the next iteration.
-        drop_last: as given.
 
     Raises:
         OptionError: an option has a value that it cannot take.

@@ -365,13 +365,14 @@ def test_the_rank_is_that_of_torchrun(build_command, monkeypatch, tmp_path):
         assert build_command(*(["--no-wait"] if world == "2" else [])).status == 0
         assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.h5")) == files
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank in ("", "2", "x"):
-        monkeypatch.setenv("RANK", rank)
-        refused(f"WORLD_SIZE=2 and RANK={rank!r} in the environment")
+    monkeypatch.setenv("RANK", "2")
+    refused("shard=(2, 2) (--shard)")
     monkeypatch.delenv("WORLD_SIZE")
     refused("--no-wait is for shards", "--no-wait")
-    for text in ("3", "4/4", "a/4", "1/", "-1/4"):
-        refused("give RANK/OF, such as 3/8", f"--shard={text}")
+    for text in ("3", "a/4", "1/"):
+        refused(f"--shard: invalid shard value: '{text}'", f"--shard={text}")
+    for text in ("4/4", "-1/4"):
+        refused("it must be None or (rank, of), such as (3, 8)", f"--shard={text}")
 
 
 class Fits(Exception):

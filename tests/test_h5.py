@@ -11,11 +11,13 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Sampler, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
+from torchvision.models import ResNet18_Weights
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from backends.h5 import H5
-from backends.h5.batches import LeafBatches, proved
+from backends.h5.batches import finishes_floats
+from backends.h5.images import obstacle_in
 from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
@@ -23,6 +25,7 @@ from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from helpers.cached import spoil
 from helpers.compare import assert_same
 from helpers.datasets import Made
+from helpers.photos import folder
 from helpers.pictures import smooth
 
 COUNT = 12
@@ -338,6 +341,66 @@ def test_another_tail_runs_sample_by_sample(caches, chain, why):
     assert_same(list(loader), list(DataLoader(dataset, 4, seed=3, collate_fn=list)))
 
 
+TENSOR, NORMAL = v2.ToImage(), v2.Normalize([0.5], [0.5])
+SCALED = v2.ToDtype(torch.float32, scale=True)
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ([v1.CenterCrop((4, 0)), TENSOR], "at least 1 x 1"),
+        ([v1.RandomCrop((4.5, 4)), TENSOR], "not with its options"),
+        ([v1.RandomCrop(4, padding=2, fill=(1, 2, 3)), TENSOR], "only borders of zeros"),
+        ([v2.RandomCrop(4, padding=2, fill={"others": 3}), TENSOR], "only borders of zeros"),
+        ([v2.RandomCrop(4, pad_if_needed=True, padding_mode="reflect"), TENSOR], "only borders"),
+        ([v1.RandomCrop(3, padding=9), TENSOR], "from 0 to below size"),
+        ([v2.Resize(9), TENSOR], "only CenterCrop, RandomCrop, RandomHor"),
+        ([v2.RandomResizedCrop(9), TENSOR], "RandomResizedCrop .* only CenterCrop, RandomCrop"),
+        ([len, TENSOR], "code of your own"),
+        ([NORMAL, v2.RandomCrop(9), TENSOR], "Normalize .* only CenterCrop, Rand"),
+        ([TENSOR, SCALED, NORMAL, v2.RandomCrop(9, 2)], "RandomCrop comes after Normalize"),
+        ([v2.RandomCrop(9)], "makes no tensors"),
+        ([TENSOR, SCALED, v2.RandomCrop(9, 2), NORMAL, v2.RandomHorizontalFlip()], None),
+        ([v2.RandomCrop(9), TENSOR, v2.RandomHorizontalFlip()], None),
+        ([v2.RandomCrop(9), SCALED], None),
+    ],
+)
+def test_the_crops_and_flips_that_are_not_done_to_a_batch_say_why(members, why):
+    found = obstacle_in(v1.Compose(members))
+    assert found is None if why is None else re.search(why, str(found))
+
+
+def test_other_default_dtypes_and_devices_make_torchvision_draw_other_numbers():
+    chain = v1.Compose([v1.RandomHorizontalFlip(), v1.PILToTensor()])
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert "set_default_dtype()" in str(obstacle_in(chain))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        assert "set_default_device()" in str(obstacle_in(chain))
+    assert obstacle_in(chain) is None
+
+
+def resnet18():
+    """Return what everybody's ResNet-18 is given, with 24 pixels out of 28 for 224 out of 256."""
+    preset = ResNet18_Weights.DEFAULT.transforms()
+    preset.crop_size, preset.resize_size = [24], [28]
+    return preset
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_transforms_of_weights_are_one_deterministic_member(flip, tmp_path):
+    chain = v1.Compose([v1.RandomHorizontalFlip(), resnet18()]) if flip else resnet18()
+    dataset, path = folder(chain), tmp_path / "small.h5"
+    precompute(dataset, path)
+    assert_batches_are_stocks(dataset, H5(path), shuffle=True, seed=3, at_once=not flip)
+    image = CachedDataset(path).columns[0]
+    assert [kind for kind, _ in image.variants] == ["image:RGB" if flip else "tensor:float32"]
+    plan = DataLoader(dataset, 4, backend=Prefetch(tail=True)).explain()
+    assert "normalise" in [stage.name for stage in plan.stages], "without the cache"
+
+
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize(("mode", "sizes"), [("RGB", THREE), ("1", ONE), ("LA", ONE)])
 @pytest.mark.parametrize("lib", [v1, v2])
@@ -350,8 +413,7 @@ def test_floats_of_images_that_are_made_one_by_one(caches, lib, mode, sizes, see
         for backend in (H5(caches(dataset, "raw")), "stock")
     )
     assert_same(ours, wanted)
-    batches = proved(LeafBatches, H5(caches(dataset, "raw")).cached(DataLoader(dataset)))
-    assert isinstance(batches, LeafBatches)
+    assert finishes_floats(H5(caches(dataset, "raw")).cached(DataLoader(dataset)))
 
 
 @pytest.mark.parametrize("seed", [None, 1])

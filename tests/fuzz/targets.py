@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from backends.h5.batches import Batches, proved
+from backends.h5.batches import proved
 from backends.h5.draws import Draws
 from dataloaders.cache import CachedDataset, Compressed, join, precompute
 from dataloaders.cache.sample.sample import leaf_paths
@@ -126,7 +126,7 @@ def _batches(data: bytes, folder: Path) -> bool:
             if column.variants[0][0].startswith("image:")
         ]
         cached = CachedDataset(path, tails=[(keys, _CROP) for keys in images])
-        made = proved(Batches, cached)
+        made = proved(cached)
         if isinstance(made, str):
             return False
         rows = list(range(min(len(cached), 5)))[::-1]
