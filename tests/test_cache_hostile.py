@@ -310,8 +310,15 @@ def test_shards_in_another_order_and_other_counts_and_names(tmp_path, read, whol
     assert read(swapped, "joined") == "read"
     names = {"structure.dict.2.0": "other", "columns.2.name": "other"}
     assert "has samples that are built differently" in read(whole.changed(names), "joined")
-    for first in (-1, True, 1 << 60, "1"):  # nothing of a shard
-        build(tmp_path / "a.h5", [1], failed=[(1, "b")], fingerprint={"first": first})
+    says = [
+        {"first": -1}, {"first": True}, {"first": 1 << 60}, {"shard": "1 of 3"},
+        {"shard": "3 of 3", "length": 9}, {"shard": "1 of 0", "length": 9},
+        {"shard": "1 of 3", "length": -9}, {"shard": "1 of 3", "length": True},
+        {"shard": "1 of 3", "length": 10**30}, {"shard": ["1 of 3"], "length": 9},
+        {"shard": "9" * 5000 + " of 3", "length": 9}, {"shard": "\u0661 of \u0663", "length": 9},
+    ]  # fmt: skip
+    for fingerprint in says:  # nothing of a shard
+        build(tmp_path / "a.h5", [1], failed=[(1, "b")], fingerprint=fingerprint)
         assert CachedDataset(tmp_path / "a.h5").failed == [(1, "b")]
 
 

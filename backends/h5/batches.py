@@ -195,7 +195,7 @@ def _are_equal(cached: CachedDataset, make: Callable[[Sequence[int], Any], Batch
     with random_states_kept(cuda=False):
         for seed, rows in enumerate([*([row] for row in spread), spread]):
             seeding = words(seed, 0, np.arange(len(rows)))
-            samples = _Seeded(cached, rows, seeding)
+            samples = map(_Seeded(cached, rows, seeding).__getitem__, range(len(rows)))
             wanted = _or_none(lambda: default_collate(list(samples)))  # noqa: B023
             made = _or_none(lambda: make(rows, seeding))  # noqa: B023
             if wanted is None and made is None:  # torch's error will be raised for such rows

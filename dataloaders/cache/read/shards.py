@@ -7,6 +7,7 @@ missing, cut short or another file is an error here; HDF5 would read zeros.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -31,8 +32,16 @@ def check_shard(shard: object) -> None:
 
 def first_of(index: Index) -> int:
     """Return the number in the dataset of the first sample of a part; 0 in any other cache."""
-    first = index.fingerprint.get("first")
-    return first if type(first) is int and 0 <= first <= LARGEST else 0
+    says = index.fingerprint
+    first, length = says.get("first"), says.get("length")
+    if type(first) is int and 0 <= first <= LARGEST:
+        return first
+    # Of version 3: "3 of 8".
+    found = re.fullmatch(r"(\d{1,5}) of (\d{1,5})", str(says.get("shard"))[:20], re.ASCII)
+    if found is None or type(length) is not int or not 0 <= length <= LARGEST:
+        return 0
+    rank, of = map(int, found.groups())
+    return rank * length // of if rank < of else 0
 
 
 def check_shards(path: Path, index: Index) -> None:
