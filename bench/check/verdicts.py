@@ -44,7 +44,7 @@ def judge(workload: Workload, truth: float, verdict: str) -> Mark:
     return "right" if verdict in accepted(workload, truth) else "wrong"
 
 
-def examine(name: str, budget_s: float = 30.0, truth_s: float = 20.0) -> dict[str, Any]:
+def examine(name: str, budget_s: float = 26.0, truth_s: float = 20.0) -> dict[str, Any]:
     """One workload, in this process: what the check says, and what is true."""
     from dataloaders.bottleneck import check_bottleneck
 
