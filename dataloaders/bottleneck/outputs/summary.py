@@ -105,10 +105,10 @@ def _notes(
         f"should be: the check waited {blocks.patience_s:.1f} s each time; with a larger budget "
         "it waits longer": blocks.early,
     }
-    hidden = ", which a device may hide" if blocks.asynchronous else ", counted as input"
+    effect = "a device may hide that" if blocks.asynchronous else "that counts as input"
     for name, total_s in blocks.log.elsewhere.items():
         waits_ms = 1e3 * total_s / max(1, blocks.log.given)
-        text = f"the loop waits {waits_ms:.1f} ms a batch for another loader, {name}{hidden}"
+        text = f"the loop waits {waits_ms:.1f} ms a batch for {name} as well; {effect}"
         notes[text] = waits_ms >= 0.1
     return tuple(note for note, holds in notes.items() if holds)
 
