@@ -24,7 +24,7 @@ import torch.distributed
 from torch.utils.data import DistributedSampler
 
 from dataloaders.errors import OptionError
-from dataloaders.seeding.philox import FIRST_RESERVED_DRAW, words_of
+from dataloaders.seeding.words import FIRST_RESERVED_DRAW, words_of
 
 __all__ = ["BlockShuffle", "ReadAhead"]
 

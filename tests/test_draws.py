@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.h5.draws import Draws
-from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
+from dataloaders.seeding.words import words
 
 SEEDS = np.concatenate([words(0, 0, range(200)), [[2**32 - 1, 0, 2**32 - 1, 7], [0] * 4]])
 ALL = np.full(len(SEEDS), True)

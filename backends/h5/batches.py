@@ -26,9 +26,9 @@ from dataloaders.cache import CachedDataset
 from dataloaders.cache.read.files import Column
 from dataloaders.cache.sample.sample import join
 from dataloaders.recording.worker import equal
-from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
 from dataloaders.seeding.states import random_states_kept
+from dataloaders.seeding.words import words
 
 from .draws import Draws, FreeDraws
 from .floats import finished, has_floats

@@ -1,6 +1,6 @@
 """Draw for a whole batch what torch's generator gives when it is seeded for each sample.
 
-    words (n x 4, of `philox.words`) ──> n Mersenne twisters ──> rand, randint
+    words (n x 4, of `seeding.words`) ──> n Mersenne twisters ──> rand, randint
 
 `seeding.seed_generators` seeds torch's generator with the same words before each sample. The
 numbers here are, to the bit, those that torchvision's crops and flips then draw.
@@ -31,7 +31,7 @@ class Draws:
     Each method returns an array of one value a sample.
 
     Args:
-        words: [n, 4] integers below 2**32, as `seeding.philox.words` gives them and
+        words: [n, 4] integers below 2**32, as `seeding.words.words` gives them and
             `seeding.seeded.seed_generators` takes them.
     """
 

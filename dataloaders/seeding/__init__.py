@@ -1,6 +1,6 @@
 """seed=: random numbers as a function of where they are drawn.
 
-philox.py  numbers from (seed, epoch, index, occurrence, draw)
-seeded.py  a loader whose order and samples are drawn from these
+words.py   random bits from (seed, epoch, index, occurrence, draw)
+seeded.py  a loader whose order and samples are drawn from them
 states.py  restore the process-wide generators after a trial
 """

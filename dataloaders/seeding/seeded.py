@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -34,19 +33,19 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
     default_convert,
+    get_worker_info,
 )
 from torch.utils.data.distributed import DistributedSampler
 
 from dataloaders.backend import Specification
 from dataloaders.batches.whole import RowNumbers, SeededRows, ShowsDataset, WholeBatches
 from dataloaders.errors import OptionError
-from dataloaders.seeding.philox import FIRST_RESERVED_DRAW, stable_key, words, words_of
 from dataloaders.seeding.states import random_states_kept
+from dataloaders.seeding.words import FIRST_RESERVED_DRAW, Words, stable_key, words, words_of
 from dataloaders.specification import view_of
 
 _SAMPLE, _COLLATE, _SAMPLER, _WORKERS = (FIRST_RESERVED_DRAW + offset for offset in range(4))
 
-_Words: TypeAlias = tuple[int, int, int, int]
 _RANDOM_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -104,7 +103,7 @@ class Seeding:
         return int(getattr(loader, "_iterations", 0))
 
 
-def seed_generators(words: _Words) -> None:
+def seed_generators(words: Words) -> None:
     """Seed torch's default CPU generator, ``numpy.random`` and ``random`` from 128 bits.
 
     All three are Mersenne twisters, and each takes other words: equal seeds would make torch's and
@@ -244,12 +243,12 @@ class _Fetched(NamedTuple):
     """Samples (or one, without batching) before collation, and the words that seed it."""
 
     samples: Any
-    words: _Words
+    words: Words
 
 
-def _states_kept(home: int) -> AbstractContextManager[None]:
-    """Restore the generators afterwards in the process ``home``; in its workers, nobody cares."""
-    return random_states_kept(cuda=False) if os.getpid() == home else nullcontext()
+def _states_kept() -> AbstractContextManager[None]:
+    """Restore the generators afterwards; not in a worker, whose generators serve nothing else."""
+    return random_states_kept(cuda=False) if get_worker_info() is None else nullcontext()
 
 
 class _SeededMap:
@@ -257,10 +256,6 @@ class _SeededMap:
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self._home = os.getpid()
-
-    def __repr__(self) -> str:
-        return repr(self.dataset)
 
     def __getitem__(self, keyed: _Keyed) -> _Fetched:
         one = keyed._replace(keys=[keyed.keys])
@@ -285,7 +280,7 @@ class _SeededMap:
     def _samples(self, keyed: _Keyed, bulk: Callable[[list[Any]], Any] | None) -> list[Any]:
         seed, epoch = keyed.stream
         samples = []
-        with _states_kept(self._home):
+        with _states_kept():
             for key, occurrence in zip(keyed.keys, keyed.occurrences, strict=True):
                 seed_generators(words_of(seed, epoch, stable_key(key), occurrence, _SAMPLE))
                 if bulk is None:
@@ -303,7 +298,7 @@ class _SeededMap:
         return samples
 
 
-def _collation(keyed: _Keyed) -> _Words:
+def _collation(keyed: _Keyed) -> Words:
     """Return what seeds the collation of these samples."""
     # An empty batch, which only a custom batch sampler makes, has no first sample.
     first = (stable_key(keyed.keys[0]), keyed.occurrences[0]) if keyed.keys else (0, -1)
@@ -315,22 +310,16 @@ class _SeededIterable:
 
     def __init__(self, dataset: Any, stream: torch.Tensor, rank: int) -> None:
         self.dataset = dataset
-        self._home = os.getpid()
         self._stream = stream
         self._rank = rank
 
-    def __repr__(self) -> str:
-        return repr(self.dataset)
-
     def __iter__(self) -> Iterator[_Fetched]:
         seed, epoch = (int(number) for number in self._stream)
-        worker = None
-        if os.getpid() != self._home:
-            worker = torch.utils.data.get_worker_info()
+        worker = get_worker_info()
         place = self._rank << 32 | (0 if worker is None else worker.id)
 
         def seeded(position: int, action: Callable[[], Any]) -> Any:
-            with _states_kept(self._home):
+            with _states_kept():
                 seed_generators(words_of(seed, epoch, position, place, _SAMPLE))
                 return action()
 
@@ -349,7 +338,6 @@ class _SeededCollate:
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self._collate_fn = collate_fn
-        self._home = os.getpid()
 
     def __call__(self, fetched: _Fetched | list[_Fetched]) -> Any:
         samples: Any
@@ -360,12 +348,12 @@ class _SeededCollate:
         draws_nothing = self._collate_fn is default_collate or self._collate_fn is default_convert
         if draws_nothing or isinstance(self._collate_fn, WholeBatches):
             return self._collate_fn(samples)
-        with _states_kept(self._home):
+        with _states_kept():
             seed_generators(seeding)
             return self._collate_fn(samples)
 
 
-def _seed64(words: _Words) -> int:
+def _seed64(words: Words) -> int:
     return words[0] | words[1] << 32
 
 

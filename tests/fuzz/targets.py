@@ -27,8 +27,8 @@ from dataloaders.cache import CachedDataset, Compressed, join, precompute
 from dataloaders.cache.sample.sample import leaf_paths
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, MissingDependency
-from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
+from dataloaders.seeding.words import words
 from helpers.cached import DTYPES, MODES, TORCH_DTYPES, Point, build, mixed
 from helpers.compare import same
 from helpers.datasets import Made
