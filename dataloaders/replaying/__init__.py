@@ -6,7 +6,7 @@ plan.py       what can be made in bulk
 host.py       decode and finish a batch in threads of the CPU
 device.py     decode and finish a batch on a device; jpeg.py: of which files
 grouped.py    the table of calls: which kernel makes a call for all images at once
-kernels.py    Pillow's colours, blurs and nearest warps on a whole batch; floats.py: of floats
+kernels.py    colours, blurs, nearest warps and erasing, on a whole batch
 pointwise.py  ToTensor, Normalize and the like in the last pass
 proof.py      whether recorded batches become the dataset's own
 tail.py       prefetch's part: only the last pass

@@ -19,7 +19,7 @@ from dataloaders.recording import program
 from dataloaders.recording.ops import run
 from dataloaders.recording.program import Node
 
-from . import floats, kernels
+from . import kernels
 from .kernels import Array, upload
 from .plan import Row, arguments
 
@@ -81,7 +81,7 @@ def bytes_steps(row: Row, height: int, width: int) -> list[Step] | None:
     head = row.head
     if head is None or min(height, width) < 3:
         return None
-    if head.size is not None and head.by not in (2, "bilinear"):
+    if head.size is not None and head.by != 2:
         return None
     for step in (head.node, *row.steps):
         what = step.what
@@ -187,7 +187,7 @@ def _mean_and_std(step: Node) -> Array:
 
 
 def _box(step: Node) -> tuple[Any, ...] | None:
-    """Return the values of an erased box, its place, and the strides of the values."""
+    """Return the values of an erased box, their strides, and its place."""
     value = step.inputs[1]
     named = arguments(step, ("i", "j", "h", "w"))
     if value.op != "tensor" or value.what.dtype is not torch.float32 or len(value.what.shape) != 3:
@@ -197,10 +197,10 @@ def _box(step: Node) -> tuple[Any, ...] | None:
         for side, stride in zip(value.what.shape, value.args[-1], strict=True)
     ]
     box = tuple(int(named[name]) for name in "ijhw")
-    return np.frombuffer(value.args[0], np.float32), box, tuple(strides)
+    return np.frombuffer(value.args[0], np.float32), strides, box
 
 
-_RESIZES = ("pil.resize", "v1t.resize", "v2.resize", "v2.resized_crop")
+_RESIZES = ("pil.resize", "v2.resize", "v2.resized_crop")
 _SAME, _TABLE = Call(None, _always), Call(kernels.lookup, _table)
 _BRIGHTNESS, _GREY = Call(kernels.lookup, _brightness), Call(kernels.saturation, lambda step: 0.0)
 
@@ -226,7 +226,7 @@ OF_BYTES: dict[str, Call] = {
     "v2.adjust_contrast": Call(kernels.contrast, _first, 1),
     "v2.adjust_saturation": Call(kernels.saturation, _first, 1),
     "v2.adjust_sharpness": Call(kernels.sharpness, _first, 1),
-    "v2.adjust_hue": Call(kernels.tint, _first, 1),
+    "v2.adjust_hue": Call(kernels.hue, _shift, 12),
     "v2.autocontrast": Call(kernels.autocontrast, _if_plain, 1),
     "v2.equalize": Call(kernels.equalize, _if_plain),
     "v2.invert": _TABLE,
@@ -239,10 +239,10 @@ OF_BYTES: dict[str, Call] = {
 }
 OF_FLOATS: dict[str, Call] = {
     "as_subclass": _SAME,
-    **dict.fromkeys(("v1t.normalize", "v2.normalize"), Call(floats.normalised, _mean_and_std)),
-    **dict.fromkeys(("v1t.erase", "v2.erase"), Call(floats.erased, _box)),
+    **dict.fromkeys(("v1t.normalize", "v2.normalize"), Call(kernels.normalised, _mean_and_std)),
+    **dict.fromkeys(("v1t.erase", "v2.erase"), Call(kernels.erased, _box)),
     **dict.fromkeys(
-        ("v1t.hflip", "v2.hflip", "v2.horizontal_flip"), Call(floats.mirrored, _always)
+        ("v1t.hflip", "v2.hflip", "v2.horizontal_flip"), Call(kernels.mirrored, _always)
     ),
-    **dict.fromkeys(("v1t.vflip", "v2.vflip", "v2.vertical_flip"), Call(floats.flipped, _always)),
+    **dict.fromkeys(("v1t.vflip", "v2.vflip", "v2.vertical_flip"), Call(kernels.flipped, _always)),
 }

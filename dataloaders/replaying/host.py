@@ -184,16 +184,13 @@ class HostReplay:
         found = self.decoder.decode(head.source.args[0], head.window)
         if found is None:
             return None
-        if head.size is not None and isinstance(head.by, int) and (self._exact or head.by != 2):
+        if head.size is not None and head.by_pillow and (self._exact or head.by != 2):
             return _resized(found, head)
         pixels = torch.from_numpy(found)
         if head.size is not None:
-            mode = "bilinear" if head.by == 2 else str(head.by)
+            mode = "bilinear" if head.by == 2 else "bicubic"
             image = pixels.permute(2, 0, 1).unsqueeze(0)
-            image = image.float() if head.floats and self._exact else image
             image = functional.interpolate(image, head.size[::-1], mode=mode, antialias=True)
-            if image.is_floating_point():
-                image = image.clamp_(0, 255).round_().to(torch.uint8)
             pixels = image[0].permute(1, 2, 0)
         if head.crop is not None:
             left, upper, right, lower = head.crop

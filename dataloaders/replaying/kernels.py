@@ -1,4 +1,4 @@
-"""Pillow's arithmetic on a whole batch of bytes, wherever its memory is: uint8 [n, H, W, 3], dense.
+"""Pillow's arithmetic on a whole batch of bytes on any device: uint8 [n, H, W, 3], dense.
 
     lookup                     each level by a table: brightness, posterize, solarize, ...
     contrast, autocontrast, equalize    tables made of each image
@@ -94,9 +94,13 @@ def sharpness(images: Tensor, factors: Sequence[float]) -> Tensor:
 
 
 def reaches(matrix: Array, width: int, height: int) -> bool:
-    """Whether `affine` can do this; from 32768 pixels on Pillow does something else."""
+    """Whether `affine` does this as Pillow does.
+
+    Pillow adds up pixel by pixel where it only scales, and in another way from 32768 pixels on.
+    """
+    scales = not matrix[[1, 3]].any() and (matrix[[0, 4]] != 1).any()
     corners = np.array([(0, 0, 1), (width, height, 1), (0, height, 1), (width, 0, 1)], np.float64)
-    return bool((abs(corners @ matrix.reshape(2, 3).T) < 32768.0).all())
+    return not scales and bool((abs(corners @ matrix.reshape(2, 3).T) < 32768.0).all())
 
 
 def affine(images: Tensor, warps: Sequence[tuple[Array, Array]]) -> Tensor:
@@ -109,27 +113,15 @@ def affine(images: Tensor, warps: Sequence[tuple[Array, Array]]) -> Tensor:
     """
     matrices, fills = (np.stack(each) for each in zip(*warps, strict=True))
     count, height, width, channels = images.shape
-    a = matrices
-    # Turned or sheared: 16.16 bits. Else Pillow's sums grow pixel by pixel.
-    start = a[:, 2::3] + a[:, 0::3] * 0.5 + a[:, 1::3] * 0.5
-    fixed = np.concatenate([a[:, [0, 1, 3, 4]], start], 1) * 65536.0 + 0.5
-    scaled = (a[:, 1] == 0) & (a[:, 3] == 0)
-    x, y = (
-        _grown(a[:, 2] + a[:, 0] * 0.5, a[:, 0], width),
-        _grown(a[:, 5] + a[:, 4] * 0.5, a[:, 4], height),
-    )
     device = images.device
-    columns = torch.arange(width, dtype=torch.int32, device=device)
-    rows = torch.arange(height, dtype=torch.int32, device=device).unsqueeze(1)
+    start = matrices[:, 2::3] + matrices[:, 0::3] * 0.5 + matrices[:, 1::3] * 0.5
+    fixed = np.concatenate([matrices[:, [0, 1, 3, 4]], start], 1) * 65536.0 + 0.5  # 16.16 bits
     whole = upload(np.floor(fixed).astype(np.int64).astype(np.int32), device)
     xx, xy, yx, yy, x0, y0 = whole.view(count, 6, 1, 1).unbind(1)
-    plain = upload(scaled, device).view(-1, 1, 1)
-    from_x = torch.where(
-        plain, upload(x, device).unsqueeze(1), (x0 + rows * xy + columns * xx) >> 16
-    )
-    from_y = torch.where(
-        plain, upload(y, device).unsqueeze(2), (y0 + rows * yy + columns * yx) >> 16
-    )
+    columns = torch.arange(width, dtype=torch.int32, device=device)
+    rows = torch.arange(height, dtype=torch.int32, device=device).unsqueeze(1)
+    from_x = (x0 + rows * xy + columns * xx) >> 16
+    from_y = (y0 + rows * yy + columns * yx) >> 16
     inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
     first = torch.arange(0, count * height * width, height * width, device=device).view(-1, 1, 1)
     index = (from_y * width + from_x).masked_fill_(~inside, 0) + first
@@ -171,23 +163,6 @@ def hue(images: Tensor, shifts: Sequence[int]) -> Tensor:
     return out
 
 
-def tint(images: Tensor, factors: Sequence[float]) -> Tensor:
-    """Return the images with their hue moved on by turns, in floats as torchvision's tensors."""
-    factor = upload(np.array(factors, np.float32), images.device).view(-1, 1, 1)
-    red, green, blue = images.float().unbind(-1)
-    value = torch.maximum(torch.maximum(red, green), blue)
-    chroma = value - torch.minimum(torch.minimum(red, green), blue)
-    span = chroma.masked_fill(chroma == 0, 1)
-    other = torch.where(green == value, (blue - red) / span + 2, (red - green) / span + 4)
-    turned = torch.where(red == value, (green - blue) / span, other) + factor * 6
-    made = torch.empty_like(images)
-    for channel, place in enumerate((5, 3, 1)):
-        k = (turned + place) % 6
-        level = value - chroma * torch.minimum(k, 4 - k).clamp_(0, 1)
-        made[..., channel] = level.mul_(255.999 / 255)
-    return made
-
-
 def blur(images: Tensor, weights: Sequence[tuple[Array, Array]]) -> Tensor:
     """Return weighted sums along rows, then columns, of images that are mirrored at the border.
 
@@ -219,6 +194,42 @@ TURNS = {  # by Pillow's Transpose
 }
 
 
+# Of floats [n, 3, H, W], as torchvision makes them of one image.
+
+
+def normalised(images: Tensor, numbers: Sequence[Array]) -> Tensor:
+    """Return the images less their mean, over their deviation; float32 [2, 3] of each."""
+    mean, std = upload(np.stack(numbers), images.device).view(-1, 2, 3, 1, 1).unbind(1)
+    return images.sub_(mean).div_(std)
+
+
+def mirrored(images: Tensor, _: Any) -> Tensor:
+    """Return the images with left and right exchanged."""
+    return images.flip(3)
+
+
+def flipped(images: Tensor, _: Any) -> Tensor:
+    """Return the images with top and bottom exchanged."""
+    return images.flip(2)
+
+
+def erased(images: Tensor, boxes: Sequence[tuple[Any, ...]]) -> Tensor:
+    """Return the images with a box of each replaced.
+
+    Args:
+        images: the images.
+        boxes: of each image float32 values, their strides by channel, row and column, and the box:
+            top, left, height, width.
+    """
+    values = upload(np.concatenate([each[0] for each in boxes]), images.device)
+    begin = 0
+    for image, (own, strides, (top, left, height, width)) in zip(images, boxes, strict=True):
+        box = image[:, top : top + height, left : left + width]
+        box.copy_(values.as_strided(box.shape, strides, begin))
+        begin += len(own)
+    return images
+
+
 def _looked_up(images: Tensor, tables: Tensor) -> Tensor:
     flat = tables.expand(-1, images.shape[3], -1).reshape(-1)
     return flat.index_select(0, _places(images).reshape(-1)).view(images.shape)
@@ -243,14 +254,6 @@ def _blend(low: Tensor, images: Tensor, factors: Sequence[float]) -> Tensor:
     factor = factor.view(-1, *[1] * (images.ndim - 1))
     values = images.float().sub_(low).mul_(factor).add_(low)
     return values.clamp_(0, 255).to(torch.uint8)
-
-
-def _grown(first: Array, step: Array, length: int) -> Array:
-    """int32 [n, length]: ``first`` and ``step`` added again and again, rounded each time."""
-    terms = np.repeat(step[:, None], length, 1)
-    terms[:, 0] = first
-    sums = np.add.accumulate(terms, 1)
-    return np.where(sums < 0.0, -1, sums).astype(np.int32)
 
 
 def _taken(table: Tensor, index: Tensor) -> Tensor:

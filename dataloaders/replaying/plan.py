@@ -37,7 +37,6 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "crop": _CROP,
     "pil.crop": ("box",),
     "pil.resize": ("size", "resample", "box", "reducing_gap"),
-    "v1t.resize": ("size", "interpolation", "antialias"),
     "v2.resize": ("size", "interpolation", "max_size", "antialias"),
     "resized_crop": (*_CROP, "size", "interpolation", "antialias"),
 }
@@ -52,22 +51,20 @@ class Head:
         source: the file's step, "open" or "decode".
         window: what of the file is needed.
         size: (width, height) that the window is resized to; None: as it is.
-        by: the filter: Pillow's number, or torch's name, which is antialiased.
-        floats: whether the resized bytes are floats meanwhile, as in torchvision's v1 for tensors.
+        by: the filter, as Pillow numbers it.
+        by_pillow: whether Pillow resizes it; else torch does, antialiased.
         crop: what is cut out of the resized window; None: all.
         flips: whether left and right, and top and bottom, are exchanged.
-        pil: whether ``node`` makes an image of Pillow's; else a tensor [3, H, W] of bytes.
     """
 
     node: Node
     source: Node
     window: Box
     size: tuple[int, int] | None = None
-    by: int | str = 2
-    floats: bool = False
+    by: int = 2
+    by_pillow: bool = False
     crop: Box | None = None
     flips: tuple[bool, bool] = (False, False)
-    pil: bool = True
 
 
 class Row(NamedTuple):
@@ -202,7 +199,7 @@ def _chain(image: Node) -> tuple[Head | None, list[Node]]:
         return None, []
     what = source.what
     width, height = what.size if isinstance(what, Image) else what.shape[:0:-1]
-    head = Head(source, source, (0, 0, width, height), pil=source.op == "open")
+    head = Head(source, source, (0, 0, width, height))
     while path:
         # What others need too is made once, but for the file: a window for each is less work.
         before = path[-1].inputs[0]
@@ -215,13 +212,10 @@ def _chain(image: Node) -> tuple[Head | None, list[Node]]:
 
 def _added(head: Head, step: Node) -> bool:
     """Add ``step`` to ``head``, if that can be."""
-    if step.op in ("as_subclass", "v2.to_dtype"):  # bytes as they are
+    if step.op in _SAME:
         return True
     if step.op == "pil.convert":
         return step.args == ("RGB",) and step.inputs[0] is head.source
-    if step.op == "pil_to_tensor":
-        head.pil = False
-        return True
     home, _, name = step.op.rpartition(".")
     turned = _FLIPS.get(name)
     if step.op == "pil.transpose":
@@ -244,7 +238,7 @@ def _added(head: Head, step: Node) -> bool:
         return False
     if resized is not None:
         head.size, head.by = resized
-        head.floats = home == "v1t"
+        head.by_pillow = isinstance(step.what, Image)
     return box is not None or resized is not None
 
 
@@ -263,14 +257,14 @@ def _cut(head: Head, box: Any) -> bool:
     return True
 
 
-def _resized(step: Node, given: dict[str, Any]) -> tuple[tuple[int, int], int | str] | None:
+def _resized(step: Node, given: dict[str, Any]) -> tuple[tuple[int, int], int] | None:
     """Return the size that comes out and the filter; None if it is another sort of resize."""
-    by: Any
     if isinstance(step.what, Image):
         by = given.get("resample")
         plain = given.get("box") is None and given.get("reducing_gap") is None
         return (step.what.size, 3 if by is None else int(by)) if plain else None
-    by = given.get("interpolation", "bilinear")
-    by = str(getattr(by, "value", by))
-    known = by in ("bilinear", "bicubic") and given.get("antialias", True) is True
-    return ((step.what.shape[2], step.what.shape[1]), by) if known else None
+    name = given.get("interpolation", "bilinear")
+    number = {"bilinear": 2, "bicubic": 3}.get(str(getattr(name, "value", name)))
+    if number is None or given.get("antialias", True) is not True:
+        return None
+    return (step.what.shape[2], step.what.shape[1]), number
