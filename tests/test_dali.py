@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import (
     ConcatDataset,
     Dataset,
@@ -37,7 +38,7 @@ from helpers.recorded import equal, path
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
 from backends import dali
-from backends.dali import Dali, explain
+from backends.dali import Dali, explain, replay
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 FLOATS = v1.ToTensor(), v1.Normalize(MEAN, STD)
@@ -422,7 +423,7 @@ def test_dtype_and_memory_format_of_batches_that_are_not_recorded(data):
 @pytest.mark.gpu
 @pytest.mark.parametrize("chain", [V1, V2], ids=["v1", "v2"])
 def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain):
-    options = {"batch_size": 4, "shuffle": True, "seed": 5, "num_workers": 1}
+    options = {"batch_size": 4, "shuffle": True, "seed": 5, "num_workers": 1, "pin_memory": True}
     on_stock = DataLoader(folder(chain), **options)
     on_dali = DataLoader(folder(chain), backend=Dali(fast=()), **options)
     for (images, targets), (wanted, same) in zip(on_dali, on_stock, strict=True):
@@ -432,6 +433,18 @@ def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain):
         off = (images.cpu().double() - wanted.double()).abs()
         # Other decoders and filters: another crop or flip would be many times as far off.
         assert off.mean() < 0.05 * (wanted.double().max() - wanted.double().min())
+
+
+def test_batches_on_a_device_are_not_pinned(monkeypatch):
+    monkeypatch.setattr(replay, "device_of", lambda _: torch.device("cuda:0"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    loader = DataLoader(folder(V1), 4, pin_memory=True)
+    remainder = replay.Replayed(Dali(), loader)
+    remainder.changes(loader)
+    with FakeTensorMode():
+        batch = torch.empty(3, device="cuda")
+        made = remainder.apply(batch, move=lambda each: each, empty_like=torch.empty_like)
+    assert made is batch
 
 
 def test_a_gpu_has_at_most_8_threads(monkeypatch):

@@ -73,7 +73,8 @@ class Replayed(Remainder):
                 stacklevel=6,
             )
         self._proof = found
-        self._pins = loader.pin_memory and torch.accelerator.is_available()
+        on_host = self._device.type == "cpu"  # no other memory can be pinned
+        self._pins = on_host and loader.pin_memory and torch.accelerator.is_available()
         # As many tasks as torch draws at iter(), where its sampler's errors are raised.
         return {"pin_memory": False, "prefetch_factor": loader.prefetch_factor}
 
