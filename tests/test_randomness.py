@@ -26,8 +26,10 @@ def test_each_number_changes_the_bits_alone_and_in_arrays(numbers):
     assert len({words_of(*each) for each in (numbers, *changed)}) == 1 + len(changes)
     assert words_of(*(number + 2**64 for number in numbers)) == words_of(*numbers)
     seed, epoch, index, occurrence, draw = numbers
+    index, occurrence = (index + 2**63) % 2**64 - 2**63, occurrence % 2**32
+    expected = [words_of(seed, epoch, *each, draw) for each in ((index, occurrence), (0, 1))]
     together = words(seed, epoch, [index, 0], [occurrence, 1], draw)
-    assert together.tolist() == [[*words_of(*numbers)], [*words_of(seed, epoch, 0, 1, draw)]]
+    assert together.tolist() == [[*each] for each in expected]
 
 
 def test_words_of_no_index_and_of_any_type():

@@ -39,7 +39,7 @@ def words_of(seed: int, epoch: int, index: int, occurrence: int = 0, draw: int =
 def words(
     seed: int, epoch: int, index: npt.ArrayLike, occurrence: npt.ArrayLike = 0, draw: int = 0
 ) -> npt.NDArray[np.uint32]:
-    """Return uint32 [n, 4]: `words_of` for n indices and their occurrences."""
+    """Return uint32 [n, 4]: `words_of` for n indices and their occurrences, below 2**63."""
     pairs = np.broadcast(np.atleast_1d(index), occurrence)
     made = [words_of(seed, epoch, int(one), int(other), draw) for one, other in pairs]
     return np.array(made, np.uint32).reshape(-1, 4)
