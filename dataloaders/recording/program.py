@@ -210,12 +210,19 @@ def unpack(batch: RecordedBatch) -> list[Node]:
 def wanted_of(rest: Any) -> list[int]:
     """Return the numbers of the steps that a batch refers to, each once."""
     found: dict[int, None] = {}
-    put_back(rest, found.setdefault)
+    _put_back(rest, found.setdefault)
     return list(found)
 
 
-def put_back(rest: Any, value_of: Callable[[int], Any]) -> Any:
+def filled(batch: RecordedBatch, make: Callable[[list[Node]], list[Any]]) -> Any:
+    """Return the batch, given a function that returns what the steps make that it refers to."""
+    nodes, numbers = unpack(batch), wanted_of(batch.rest)
+    values = make([nodes[number] for number in numbers])
+    return _put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
+
+
+def _put_back(rest: Any, value_of: Callable[[int], Any]) -> Any:
     """Return ``rest`` with each `Ref` replaced by ``value_of`` its number."""
     if type(rest) is Ref:
         return value_of(rest.number)
-    return map_children(rest, lambda child: put_back(child, value_of))
+    return map_children(rest, lambda child: _put_back(child, value_of))

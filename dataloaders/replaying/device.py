@@ -21,14 +21,7 @@ import torch
 from torch import Tensor
 
 from dataloaders.recording import program
-from dataloaders.recording.program import (
-    Node,
-    RecordedBatch,
-    ordered,
-    put_back,
-    unpack,
-    wanted_of,
-)
+from dataloaders.recording.program import Node, RecordedBatch, ordered, unpack, wanted_of
 from dataloaders.recording.tail import step_of
 
 from . import DecodeError
@@ -92,10 +85,10 @@ class DeviceReplay:
         Raises:
             ReplayError: some of its samples cannot be made of what was recorded.
         """
+        return program.filled(batch, self._made_of)
+
+    def _made_of(self, wanted: list[Node]) -> list[Any]:
         host = self._host
-        nodes = unpack(batch)
-        numbers = wanted_of(batch.rest)
-        wanted = [nodes[number] for number in numbers]
         stacks, apart = plan(wanted)
         groups, left = self._groups(stacks, wanted)
         values: dict[Node, Any] = {}
@@ -117,8 +110,7 @@ class DeviceReplay:
         known = {node: self._moved(value) for node, value in values.items()}
         for group, images in zip(groups, decoded, strict=True):
             known.update(self._made(group, images))
-        found = dict(zip(numbers, made_of(wanted, known), strict=True))
-        return put_back(batch.rest, found.__getitem__)
+        return made_of(wanted, known)
 
     def _groups(
         self, stacks: Iterable[Stack], wanted: Sequence[Node]

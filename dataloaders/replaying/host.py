@@ -21,7 +21,7 @@ from dataloaders.batches.memory import HostPool
 from dataloaders.machine.threads import limit_torch_threads
 from dataloaders.recording import program
 from dataloaders.recording.ops import run
-from dataloaders.recording.program import Node, RecordedBatch, put_back, unpack, wanted_of
+from dataloaders.recording.program import Node, RecordedBatch
 
 from . import ReplayError
 from .plan import TURNS, Box, Head, Row, Stack, heads_of, plan
@@ -72,15 +72,14 @@ class HostReplay:
         Raises:
             ReplayError: some of its samples cannot be made of what was recorded.
         """
-        nodes = unpack(batch)
-        numbers = wanted_of(batch.rest)
-        wanted = [nodes[number] for number in numbers]
+        return program.filled(batch, self._made_of)
+
+    def _made_of(self, wanted: list[Node]) -> list[Any]:
         stacks, apart = plan(wanted)
         known: dict[Node, Any] = {}
         jobs = [*self.stacks(stacks, wanted, known), *self.values(apart, known)]
         self.wait(self.start(jobs))
-        values = made_of(wanted, known)
-        return put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
+        return made_of(wanted, known)
 
     def close(self) -> None:
         """End the threads when they have done what was begun."""

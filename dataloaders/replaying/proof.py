@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
 
 from dataloaders.observing import Unobserved, observe
@@ -77,9 +78,8 @@ def prove(
         if not known:
             why = "has no len() or no samples, so that nothing could be proved on it"
             return Proof(obstacle=f"{name} {why}")
-        last = min(len(known), _SAMPLES) - 1
-        places = {round(i * (len(known) - 1) / max(1, last)) for i in range(last + 1)}
-        keys = [known[place] for place in sorted(places)]
+        places = np.linspace(0, len(known) - 1, min(len(known), _SAMPLES))
+        keys = [known[round(place)] for place in places.tolist()]
         groups = [keys[begin : begin + size] for begin in range(0, len(keys), size)]
     rounds = [[group if batched else group[0]] for group in groups]
     ways = loader._dataset_kind, batched, loader.collate_fn, rounds, upto, finish, facts
