@@ -281,7 +281,7 @@ def test_nothing_waits_for_a_device(case, monkeypatch):
     host = HostReplay(WindowDecoder(), 2, True, torch.bfloat16, torch.channels_last)
     host.apply(recorded)  # makes what is made once
     unpacked = device.unpack(recorded)  # fake tensors have no memory
-    monkeypatch.setattr("dataloaders.recording.program.unpack", lambda batch: unpacked)
+    monkeypatch.setattr(device.program, "unpack", lambda batch: unpacked)
     with fake_cuda(monkeypatch) as waiting:
         made = DeviceReplay(NoGraph(), host, cuda).apply(recorded)
         images, *masks = made if case == "masks" else [made]
