@@ -311,14 +311,6 @@ def test_colours_of_a_batch_are_done_together(replay):
     assert launches.count < 12 * COUNT  # image by image there are 100 an image
 
 
-def test_the_options_of_dali_by_default(graph):
-    options = Dali()
-    host = HostReplay(WindowDecoder(), 2, False, options.dtype, options.memory_format)
-    stock, recorded = both(Photos(FILES[:4], v1.Compose([v1.RandomCrop(SIDE), *NORMAL])))
-    assert_same(DeviceReplay(graph, host, CPU).apply(recorded), stock)
-    host.close()
-
-
 def operations_by_place(photos, collate_fn=default_collate):
     """The operations that a device makes of a batch, and those that the CPU makes."""
     _, recorded = both(photos, collate_fn)

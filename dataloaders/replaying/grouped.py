@@ -203,6 +203,9 @@ def _box(step: Node) -> tuple[Any, ...] | None:
 _RESIZES = ("pil.resize", "v2.resize", "v2.resized_crop")
 _SAME, _TABLE = Call(None, _always), Call(kernels.lookup, _table)
 _BRIGHTNESS, _GREY = Call(kernels.lookup, _brightness), Call(kernels.saturation, lambda step: 0.0)
+_BLUR = Call(kernels.blur, _weights, 1)
+_TABLES = ("invert", "posterize", "solarize")
+_MIRRORS, _FLIPS = ("hflip", "horizontal_flip"), ("vflip", "vertical_flip")
 
 OF_BYTES: dict[str, Call] = {
     **dict.fromkeys(("pil_to_tensor", "to_pil_image", "as_subclass", "v2.to_dtype"), _SAME),
@@ -213,15 +216,12 @@ OF_BYTES: dict[str, Call] = {
     "fpil.adjust_hue": Call(kernels.hue, _shift),
     "fpil.adjust_gamma": _TABLE,
     "fpil.to_grayscale": _GREY,
-    "imageops.invert": _TABLE,
-    "imageops.posterize": _TABLE,
-    "imageops.solarize": _TABLE,
     "imageops.autocontrast": Call(kernels.autocontrast, _if_plain),
     "imageops.equalize": Call(kernels.equalize, _if_plain),
+    **{f"{home}.{name}": _TABLE for home in ("imageops", "v2") for name in _TABLES},
     "pil.transform": Call(kernels.affine, _warp),
     **{f"pil.transpose {method}": Call(turn, _always) for method, turn in kernels.TURNS.items()},
-    "v1t.gaussian_blur": Call(kernels.blur, _weights, 1),
-    "v2.gaussian_blur": Call(kernels.blur, _weights, 1),
+    **dict.fromkeys(("v1t.gaussian_blur", "v2.gaussian_blur"), _BLUR),
     "v2.adjust_brightness": _BRIGHTNESS,
     "v2.adjust_contrast": Call(kernels.contrast, _first, 1),
     "v2.adjust_saturation": Call(kernels.saturation, _first, 1),
@@ -229,20 +229,17 @@ OF_BYTES: dict[str, Call] = {
     "v2.adjust_hue": Call(kernels.hue, _shift, 16),
     "v2.autocontrast": Call(kernels.autocontrast, _if_plain, 1),
     "v2.equalize": Call(kernels.equalize, _if_plain),
-    "v2.invert": _TABLE,
-    "v2.posterize": _TABLE,
-    "v2.solarize": _TABLE,
-    "v2.rgb_to_grayscale": _GREY._replace(off=1),
-    "v2.to_grayscale": _GREY._replace(off=1),
-    **dict.fromkeys(("v2.hflip", "v2.horizontal_flip"), Call(kernels.TURNS[0], _always)),
-    **dict.fromkeys(("v2.vflip", "v2.vertical_flip"), Call(kernels.TURNS[1], _always)),
+    **dict.fromkeys(("v2.rgb_to_grayscale", "v2.to_grayscale"), _GREY._replace(off=1)),
+    **{f"v2.{name}": Call(kernels.TURNS[0], _always) for name in _MIRRORS},
+    **{f"v2.{name}": Call(kernels.TURNS[1], _always) for name in _FLIPS},
+}
+_OF_FLOATS = {
+    "normalize": Call(kernels.normalised, _mean_and_std),
+    "erase": Call(kernels.erased, _box),
+    **dict.fromkeys(_MIRRORS, Call(lambda images, _: images.flip(3), _always)),
+    **dict.fromkeys(_FLIPS, Call(lambda images, _: images.flip(2), _always)),
 }
 OF_FLOATS: dict[str, Call] = {
     "as_subclass": _SAME,
-    **dict.fromkeys(("v1t.normalize", "v2.normalize"), Call(kernels.normalised, _mean_and_std)),
-    **dict.fromkeys(("v1t.erase", "v2.erase"), Call(kernels.erased, _box)),
-    **dict.fromkeys(
-        ("v1t.hflip", "v2.hflip", "v2.horizontal_flip"), Call(kernels.mirrored, _always)
-    ),
-    **dict.fromkeys(("v1t.vflip", "v2.vflip", "v2.vertical_flip"), Call(kernels.flipped, _always)),
+    **{f"{home}.{name}": call for home in ("v1t", "v2") for name, call in _OF_FLOATS.items()},
 }

@@ -203,16 +203,6 @@ def normalised(images: Tensor, numbers: Sequence[Array]) -> Tensor:
     return images.sub_(mean).div_(std)
 
 
-def mirrored(images: Tensor, _: Any) -> Tensor:
-    """Return the images with left and right exchanged."""
-    return images.flip(3)
-
-
-def flipped(images: Tensor, _: Any) -> Tensor:
-    """Return the images with top and bottom exchanged."""
-    return images.flip(2)
-
-
 def erased(images: Tensor, boxes: Sequence[tuple[Any, ...]]) -> Tensor:
     """Return the images with a box of each replaced.
 
