@@ -135,6 +135,8 @@ def test_settings_without_room_are_not_tried():
     assert full.asked == [workers(2), workers(4), workers(8, 1)]
     long = Played(rate, most=8, shm_cap=lambda prefetch: 16 // prefetch, prefetch=4)
     assert long.asked == [workers(2, 4), workers(4, 4), workers(8, 2)]
+    given = Played(rate, fails_at=8, given=workers(8), fewest=1)
+    assert (given.counts, given.choice) == ([8], ALONE)
     died = Played(rate, fails_at=4, pinning=True)
     assert (died.counts, died.choice) == ([2, 4], workers(2))
     died.search.add(replace(trial_of(workers(2), 900.0), failed="it died"))
