@@ -18,8 +18,6 @@ from dataloaders.loader import wrap
 from dataloaders.specification import view_of
 from dataloaders.tuning.trial import driven, observe
 
-__all__ = ["SmallCache", "build", "small_caches"]
-
 _WAYS = ("", "jpeg", "packed")  # to store images, raw first; the others only where there are images
 _BUILD_S, _READ_S, _FEWEST, _MOST = 1.0, 0.3, 2, 64  # seconds for all samples; samples
 _SHARE = 0.25  # of the time that is left, for the fewest samples
@@ -27,25 +25,25 @@ _SHARE = 0.25  # of the time that is left, for the fewest samples
 
 @dataclass(frozen=True)
 class SmallCache:
-    """Says what a cache of some samples takes."""
+    """Holds what a cache of some samples costs."""
 
-    seconds_per_batch: float  # to read, in one worker
+    seconds_per_batch: float  # to read a batch, in one worker
     bytes_per_sample: float
 
 
 def small_caches(
     loader: Any, size: int, sample_s: float, until: float
 ) -> tuple[dict[str, SmallCache], str]:
-    """Return what caches take by how they store images ("": raw), and why there is none, else "".
+    """Return caches by how they store images ("": raw), and the reason if there is none, else "".
 
     Args:
         loader: a torch DataLoader over a map-style dataset.
         size: samples in a batch.
         sample_s: seconds to prepare one sample.
-        until: when to begin no further one, by ``time.perf_counter()``.
+        until: the time after which no further cache is begun, by ``time.perf_counter()``.
     """
     if _FEWEST * sample_s > _SHARE * (until - time.perf_counter()):
-        return {}, "a small one has to be built and read, and this check has too small a budget"
+        return {}, "a small cache has to be built and read, and this check has too small a budget"
     length, found = len(loader.dataset), dict[str, SmallCache]()
     rows = min(length, max(_FEWEST, min(_MOST, int(_BUILD_S / max(1e-6, sample_s)))))
     some = Subset(loader.dataset, random.Random(0).sample(range(length), rows))

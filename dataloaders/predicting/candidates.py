@@ -1,7 +1,7 @@
-"""Predict what the loop gains from each change of its input, or say why it cannot be made.
+"""Predict the gain of each change of a loop's input, or say why the change is not possible.
 
-The seconds a batch after a change are computed from the loop's `Stages`. Each backend's `explain()`
-says whether it can serve the loader; its batches are measured without the step.
+The seconds a batch after a change are computed from the loop's `Stages`. A backend's `explain()`
+says whether it can serve the loader.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from dataloaders.predicting.stages import Stages
 from dataloaders.tuning.trial import driven, observe
 from dataloaders.tuning.variant import Settings, Variants, backend_of
 
-__all__ = ["Candidate", "backend_with", "best_of", "candidates", "settings_of", "variant_of"]
-
 _ALIKE = 1.02  # speed-ups that differ by less are the same
 _GAINS = 1.05
 _DALI_S = 1.5
@@ -46,7 +44,7 @@ class Candidate:
             argument changes.
         predicted: how many times as fast the loop would be; None if not known.
         measured: the same, measured in the loop; None if it was not tried.
-        reason: why it is out; "" if it is not.
+        reason: why it is not possible, or does not help; "" otherwise.
         seconds: predicted seconds a batch.
         build_s: seconds to build the cache that it needs; 0 if it needs none.
         build_bytes: size of that cache.
@@ -104,14 +102,14 @@ class Candidate:
 def candidates(
     loader: Any, stages: Stages, *, decodes: bool, batches: int | None, until: float
 ) -> tuple[Candidate, ...]:
-    """Return all candidates, the largest gain first, those that are out last.
+    """Return all candidates, the largest gain first, those that have a reason against them last.
 
     Args:
         loader: a torch DataLoader.
         stages: the measured stages of its loop.
         decodes: whether images are decoded for a sample.
         batches: batches in an epoch; None if not known.
-        until: when to measure nothing more, by ``time.perf_counter()``.
+        until: the time after which nothing more is measured, by ``time.perf_counter()``.
     """
     found = [*_queues(stages), *_prefetch(loader, stages), *_cached(loader, stages, batches or 0)]
     found.append(_dali(loader, stages, decodes, until))
@@ -120,9 +118,9 @@ def candidates(
 
 
 def best_of(found: Sequence[Candidate]) -> Candidate | None:
-    """Return the change of the code that gains most; None if none surely gains, and 5 %.
+    """Return the change of the code with the largest gain; None if no sure gain is 5 % or more.
 
-    Of those within 2 %, one without a cache comes first, then one with fewer changes.
+    Among changes within 2 %, those without a cache come first, then those with fewer options.
     """
 
     def gains(one: Candidate) -> bool:
@@ -166,9 +164,9 @@ def _to(stages: Stages, name: str, took: Interval, **options: Any) -> Candidate:
 
 
 def _more_workers(stages: Stages, *, hidden: bool = False) -> tuple[int, Interval] | None:
-    """Return how many more workers are worth it, the fewest, and the seconds with them.
+    """Return the fewest workers that gain nearly as much as any number, and the seconds with them.
 
-    ``hidden`` says that copies are made beside the step. None if no number gains 2 %.
+    ``hidden``: whether copies are made during the step. None if no number gains 2 %.
     """
     # A worker that computes for nearly all of its time takes a core.
     most = math.ceil(stages.cores / max(0.25, stages.load_cores) - 0.25)
@@ -227,14 +225,14 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
     elif longer.estimate * _ALIKE < now:
         yield _to(stages, "prefetch_factor", longer, prefetch_factor=_LONGEST_QUEUE)
     else:
-        text = "batches take alike long: longer queues even out nothing"
+        text = "all batches take about as long: a longer queue evens out nothing"
         yield Candidate("prefetch_factor", reason=text)
 
 
 def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
     reason = _obstacle(loader, "prefetch")
     if backend_of(loader).name == "prefetch":
-        reason = "the loader has it"
+        reason = "the loader uses it already"
     elif not stages.transfer:
         reason = "batches are not copied to a device: there is no copy to hide"
     if reason:
@@ -253,20 +251,20 @@ def _dali(loader: Any, stages: Stages, decodes: bool, until: float) -> Candidate
     """
     reason = ""
     if not decodes:
-        reason = "no images are decoded by Pillow or torchvision.io, which it would do"
+        reason = "no images are decoded by Pillow or torchvision.io, which is what it speeds up"
     elif reason := _obstacle(loader, "dali"):
         pass
     elif time.perf_counter() + _DALI_S > until:
         reason = "it has to run for some seconds, and this check has too small a budget"
     if reason:
         return Candidate("dali", reason=reason)
-    # Without workers the dataset's code would keep the loop's thread.
+    # Without workers the dataset's code would run on the loop's thread.
     workers = {} if loader.num_workers else {"num_workers": 1}
     options: dict[str, Any] = {**workers, "backend": "dali"}
     try:
         trial = observe(variant_of(loader, options), stepping=False, seconds=_DALI_S)
         seen = driven(trial, lambda batch: None)
-    except Exception as error:  # what a third library raises for a loader that it was not made for
+    except Exception as error:  # of DALI, for a loader that it cannot serve
         return Candidate("dali", reason=last_line(error))
     step, alone = stages.step, seen.seconds_per_batch
     if torch.cuda.is_available():

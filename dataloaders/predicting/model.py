@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["seconds_per_batch"]
-
 
 def seconds_per_batch(
     loads: Sequence[float], step_s: float, *, workers: int, prefetch: int = 2, take_s: float = 0.0
@@ -37,7 +35,7 @@ def seconds_per_batch(
     counted = 20 * max(len(loads), 50)
     free_at, taken_at, ends = [0.0] * workers, [0.0] * in_flight, [0.0]
     for k in range(skipped + counted):
-        # The place of a batch in the queue is free once the one before it there is taken.
+        # A batch's place in the queue is free once the batch before it in that place is taken.
         begin = max(free_at[k % workers], taken_at[k % in_flight])
         free_at[k % workers] = begin + loads[k % len(loads)]
         taken_at[k % in_flight] = max(ends[-1], free_at[k % workers]) + take_s

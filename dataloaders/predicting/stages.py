@@ -4,8 +4,8 @@
                                                    │             (scaled to what was measured)
     workers, prefetch, rows of a cache, DALI ──────┴───────────> seconds after it; the speed-up
 
-An interval spans the samples' and the step's own intervals, the model with and without the scale
-that makes it agree with the loop, and steps and workers that compete for cores or do not.
+An interval spans the intervals of the samples and the step, the model with and without the scale
+that makes it agree with the loop, and steps and workers with and without competition for cores.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting.caches import SmallCache
 from dataloaders.predicting.model import seconds_per_batch
 
-_PINNED_GAINS = 5.0  # from pinned memory a copy is at most so many times as fast
-# A batch waits so long for a core that another process holds, where neither workers nor the step
-# have time left. On 2 cores, 8 ms of step and 16 ms of 2 workers take 14.7 ms a batch, not 12.
+_PINNED_GAINS = 5.0  # how many times as fast a copy from pinned memory is, at most
+# The wait of a batch for a busy core, if neither workers nor the step have time to spare. On 2
+# cores, a step of 8 ms and 16 ms of preparation by 2 workers take 14.7 ms a batch, not 12.
 _WAIT_FOR_CORE_S = 0.0025
 
 Competing: TypeAlias = Literal["never", "usually", "always"]
@@ -49,7 +49,7 @@ class Stages:
     workers: int = 0  # of the loader
     prefetch: int = 2  # of the loader
     cores: int = 1  # that the loop may use
-    overlaps: bool = False  # whether, without workers, batches are made beside a device's work
+    overlaps: bool = False  # whether, without workers, batches are made during a device's work
     room: int | None = None  # batches that fit into the workers' shared memory; None: no limit
     factor: float | None = None  # `scale`, where it is known
     threads: bool = False  # whether batches are made by threads of this process, not by workers
@@ -63,11 +63,11 @@ class Stages:
         copy = self.transfer
         quickest = copy if self.pinned else copy / _PINNED_GAINS
         scale, ends = self.scale, []
-        # Fewer workers leave none, a proportional part, or all of the contention.
+        # With fewer workers, none, a proportional part or all of the contention is left.
         kept = min(1.0, workers / max(1, self.workers))
         usually: Competing = "usually"
         if self.contention and workers <= self.workers:
-            usually = "never"  # beyond the contention, which was measured
+            usually = "never"  # except for the contention, which was measured
         cases: tuple[tuple[float, float, Competing, float, float], ...] = (
             (self.step.low, min(1.0, scale) * (1 - self.spread), "never", kept // 1, quickest),
             (self.step.estimate, scale, usually, kept, copy),
@@ -92,7 +92,7 @@ class Stages:
     def ahead(self, alone: Interval, cores: float) -> Interval:
         """Return the seconds a batch if a thread of this process makes batches ahead of the step.
 
-        Without a step a batch takes ``alone`` seconds, in which ``cores`` are busy.
+        Without the step, a batch takes ``alone`` seconds and keeps ``cores`` busy.
         """
         workers = max(1, self.workers)
         spread = alone.half_width / alone.estimate
@@ -107,7 +107,7 @@ class Stages:
 
     @cached_property
     def scale(self) -> float:
-        """Ratio of preparation in the loop and alone; 1 if the loop does not depend on it."""
+        """Time of preparation in the loop over its time alone; 1 if that makes no difference."""
         if self.factor is not None:
             return self.factor
         step, copy = self.step.estimate + self.contention, self.transfer
@@ -134,10 +134,10 @@ class Stages:
         copy: float,
         competing: Competing,
     ) -> float:
-        """Return the seconds a batch, where workers and the step compete for cores that often."""
+        """Return the seconds a batch; ``competing``: how often workers and step want one core."""
         mean = sum(self.loads) / len(self.loads) * scale
         if not workers:
-            # Beside a device's work, the copy waits for the last step.
+            # If batches are made during a device's work, the copy waits for the last step.
             return (max(mean, step) if self.overlaps else mean + step) + copy
         step += copy
         wanted = min(workers, self.cores) * self.load_cores + self.step_cores

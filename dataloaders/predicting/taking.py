@@ -1,4 +1,4 @@
-"""Seconds of the training process to take a batch from a worker, and to start a worker.
+"""Measures the seconds to take a batch from a worker, and to start a worker.
 
 torch hands over each tensor by a descriptor of shared memory, for which it connects to a thread of
 the worker: a millisecond for a few tensors, which no prefetching hides.
@@ -17,8 +17,6 @@ from torch.utils.data import DataLoader
 
 from dataloaders.batches.tree import Batch, map_tensors, nbytes
 from dataloaders.observing import started_quietly
-
-__all__ = ["seconds_of_a_worker"]
 
 _READY_S, _BYTES_PER_S = 0.005, 5e8  # until a worker has the next batch ready, with room to spare
 _LONGEST_S, _FEWEST, _MOST = 1.0, 3, 9

@@ -11,7 +11,6 @@ epoch over a loader, or whose own modules do not name one.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
@@ -34,8 +33,8 @@ class Optimizers:
     def __init__(self) -> None:
         self.steps = 0
         self.thread: threading.Thread | None = None  # of the last one
-        self._made = False
-        self._names_one = functools.cache(_names_one)  # each file is read once
+        self._made = self._named = False
+        self._modules = 0  # imported when the program's files were searched
         made = torch.optim.Optimizer.__init__
 
         def __init__(optimizer: Any, *args: Any, **options: Any) -> None:
@@ -57,7 +56,9 @@ class Optimizers:
         """Return whether an optimizer is still to step, in a loader's epoch ``epochs``."""
         if self._made or epochs > _PASSES:
             return self._made
-        return any(map(self._names_one, _own_files()))
+        if self._modules != len(sys.modules):
+            self._modules, self._named = len(sys.modules), any(map(_names_one, _own_files()))
+        return self._named
 
     def _after_step(self, *_: object) -> None:
         self.steps += 1

@@ -18,9 +18,7 @@ from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import numpy as np
 import psutil
-import torch
 from torch.utils.data import IterableDataset
 
 from dataloaders.bottleneck.causes.profile import Profile, is_code
@@ -50,7 +48,6 @@ class Prepared:
 
     samples: list[float] = field(default_factory=list)  # seconds of each, in the order of keys
     chosen: int = 0  # of them, at the beginning, that were asked for
-    random: bool = False  # whether random numbers were drawn for them
     keys: list[Any] = field(default_factory=list)  # indices; none for an iterable dataset
     files: list[list[str]] = field(default_factory=list)  # that each sample opened
     shared: list[str] = field(default_factory=list)  # files that were open or mapped all the time
@@ -102,7 +99,6 @@ class Look:
         collated = spent = computed = 0.0
         usual = 0
         next(fetches)[1]()  # it imports and opens things
-        states = _states()
         until = time.perf_counter() + self.seconds
         opened = files_opened()
         with Profile(Look.__call__) as profile:
@@ -134,7 +130,6 @@ class Look:
         found.cpu = {call: cpu / max(1.0, collated) for call, cpu in found.cpu.items()}
         looks = sum(profile.seconds.values()) or 1.0
         mean = spent / max(1, usual)
-        found.random = _states() != states
         found.by_call = {call: mean * part / looks for call, part in profile.seconds.items()}
         found.cpu |= {call: mean * part / looks for call, part in profile.cpu.items()}
         if not found.by_call:  # too quick to be seen, or on a clock of its own
@@ -203,14 +198,8 @@ def _of_data(files: Iterable[str]) -> list[str]:
     return [path for path in files if os.path.isfile(path) and not is_code(path)]
 
 
-def _states() -> tuple[Any, ...]:
-    """Return the states of the process's random generators."""
-    drawn: Any = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), drawn[1].tobytes(), drawn[2], random.getstate()
-
-
 def _wanted_s() -> float:
-    """Return the seconds for which this thread had a core, or waited for one."""
+    """Return the seconds for which this thread has had a core, or waited for one."""
     return time.thread_time() + HostTime().held_up()[0]
 
 

@@ -50,7 +50,7 @@ def summarise(
         stalls["launch"] = _less(arms["synthetic"], launched)
     tips = [] if analysis is None else _advice(replace(known, stalls=stalls), feed)
     if causes.candidates and best_of(causes.candidates) is None:
-        tips.append("no change of the input that was looked at surely gains 5 %")
+        tips.append("no change of the input that was predicted is sure to gain 5 %")
     return Report(
         verdict=known.verdict,
         speedup_bound=known.speedup_bound,
