@@ -211,12 +211,13 @@ def test_images_that_are_too_large_to_be_made_several_at_once():
     assert kept[1]["image"].any()
 
 
-def test_one_channel_that_becomes_three_floats():
+@pytest.mark.parametrize("crop", [v2.RandomCrop, v2.RandomResizedCrop])
+def test_one_channel_that_becomes_three_floats(crop):
     """v2's Normalize with three means: the bytes are not the planes of the image alone."""
-    chain = [v2.RandomCrop(16), *ENDS["floats"](v2), v2.Normalize(MEAN, STD)]
-    dataset = Images(*chain, mode="L")
-    batches = assert_batches_are_stocks(dataset, H5(), at_once=False, seed=2)
-    assert batches[0]["image"].shape == (4, 3, 16, 16)
+    chain = [crop(16), *ENDS["floats"](v2), v2.Normalize(MEAN, STD)]
+    for dataset, size in ((Images(*chain, mode="L"), 4), (Mixed(*chain), 1)):
+        batches = assert_batches_are_stocks(dataset, H5(), size, at_once=False, seed=2)
+        assert {batch["image"].shape for batch in batches} == {(size, 3, 16, 16)}
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

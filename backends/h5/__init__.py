@@ -249,13 +249,13 @@ class H5(Backend):
         return path
 
     def _describe_rows(self) -> str:
-        kept = self._kept_images()
+        kept, path = self._kept_images(), self.path
         images = "" if kept == str(Images()) else f" with images as {kept}"
-        if self.path is None:
-            folder = cache_folder() / "h5"
-            return f"rows of a cache in {folder}{images}, built at the first iter() if missing"
-        missing = "" if os.path.exists(self.path) else ", built at the first iter()"
-        return f"rows of {os.fspath(self.path)}{images}{missing}"
+        where = f"a cache in {cache_folder() / 'h5'}" if path is None else os.fspath(path)
+        is_there = path is not None and os.path.exists(path)
+        return (
+            f"rows of {where}{images}{'' if is_there else ', built at the first iter() if missing'}"
+        )
 
     def _kept_images(self) -> str:
         """Return how images are stored, or will be, as a text from `Images`."""

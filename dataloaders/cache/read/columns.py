@@ -22,8 +22,6 @@ from dataloaders.cache.sample.leaf import value_of
 from dataloaders.errors import CacheError
 from dataloaders.options import option
 
-_KEPT = 4  # decoded pieces that a column remembers
-
 
 def mapped(data: npt.NDArray[np.uint8], dtype: str, extent: Extent) -> npt.NDArray[Any]:
     """Return the values at ``extent`` of the file, without a copy."""
@@ -165,8 +163,9 @@ class Pieces:
         # A piece is worth keeping only if several rows share it.
         shared = entry.shape is None or self._piece > math.prod(entry.shape)
         self._keeps = shared and self._bytes <= LARGEST_PIECE
-        # Replaced as a whole, so threads that do this at once only lose a piece.
-        self._kept: tuple[tuple[int, npt.NDArray[Any]], ...] = ()
+        # The last piece: rows of a batch are read in the file's order. Replaced as a whole, so
+        # threads that do this at once only lose it.
+        self._kept: tuple[int, npt.NDArray[Any]] | None = None
 
     def stretch(self, first: int, last: int) -> npt.NDArray[np.uint8]:
         """Return the bytes of the file from the first to the last piece with these values."""
@@ -196,9 +195,9 @@ class Pieces:
         return values
 
     def _decoded(self, number: int) -> npt.NDArray[Any]:
-        for known, values in self._kept:
-            if known == number:
-                return values
+        kept = self._kept
+        if kept is not None and kept[0] == number:
+            return kept[1]
         place, length = self._table[number].tolist()
         if not 0 < length <= self._bytes or place + length > len(self._data):
             raise CacheError(
@@ -215,5 +214,5 @@ class Pieces:
                 f"piece {number} of it does not decode to {self._bytes} bytes: {error}"
             ) from error
         if self._keeps:
-            self._kept = (*self._kept[1 - _KEPT :], (number, values))
+            self._kept = number, values
         return values
