@@ -6,7 +6,7 @@
 
 A stand-in that was needed for real keeps its tensor, and every later call goes to that. Stand-ins
 that share memory (views of each other) get real tensors together, which share it; a write is
-recorded only where nobody does.
+recorded only if no other stand-in shares the memory.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _constant(tensor: Any) -> Any:
 
 
 def source(real: torch.Tensor, *, copied: bool = False) -> Node:
-    """Return the step that makes a copy of a tensor; ``copied``: it is nobody else's, and dense."""
+    """Return the step that makes a copy of a tensor; ``copied``: it is a dense copy."""
     what = program.Tensor(tuple(real.shape), real.dtype, posed(type(real)).__name__)
     dense = real if copied else real.as_subclass(torch.Tensor).clone()
     data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
