@@ -226,7 +226,7 @@ OF_BYTES: dict[str, Call] = {
     "v2.adjust_contrast": Call(kernels.contrast, _first, 1),
     "v2.adjust_saturation": Call(kernels.saturation, _first, 1),
     "v2.adjust_sharpness": Call(kernels.sharpness, _first, 1),
-    "v2.adjust_hue": Call(kernels.hue, _shift, 16),
+    "v2.adjust_hue": Call(kernels.tint, _first, 1),
     "v2.autocontrast": Call(kernels.autocontrast, _if_plain, 1),
     "v2.equalize": Call(kernels.equalize, _if_plain),
     **dict.fromkeys(("v2.rgb_to_grayscale", "v2.to_grayscale"), _GREY._replace(off=1)),

@@ -163,6 +163,23 @@ def hue(images: Tensor, shifts: Sequence[int]) -> Tensor:
     return out
 
 
+def tint(images: Tensor, factors: Sequence[float]) -> Tensor:
+    """Return the images with their hue moved on by turns, in floats as torchvision's tensors."""
+    factor = upload(np.array(factors, np.float32), images.device).view(-1, 1, 1)
+    red, green, blue = images.float().unbind(-1)
+    value = torch.maximum(torch.maximum(red, green), blue)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    span = chroma.masked_fill(chroma == 0, 1)
+    other = torch.where(green == value, (blue - red) / span + 2, (red - green) / span + 4)
+    turned = torch.where(red == value, (green - blue) / span, other) + factor * 6
+    made = torch.empty_like(images)
+    for channel, place in enumerate((5, 3, 1)):
+        k = (turned + place) % 6
+        level = value - chroma * torch.minimum(k, 4 - k).clamp_(0, 1)
+        made[..., channel] = level.mul_(255.999 / 255)
+    return made
+
+
 def blur(images: Tensor, weights: Sequence[tuple[Array, Array]]) -> Tensor:
     """Return weighted sums along rows, then columns, of images that are mirrored at the border.
 
