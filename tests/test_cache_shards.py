@@ -203,8 +203,9 @@ def test_torchrun_starts_again_when_a_rank_is_killed(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, **options)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "exitcode: -9" in done.stderr
-    (line,) = done.stdout.splitlines()  # of four ranks one speaks
-    assert line.startswith("a.h5: 41 samples, ")
+    lines = done.stdout.splitlines()  # of four ranks one, which may finish before torchrun ends it
+    assert 1 <= len(lines) <= 2
+    assert all(line.startswith("a.h5: 41 samples, ") for line in lines)
     assert_same(list(CachedDataset(tmp_path / "a.h5")), [Numbered()[row] for row in range(SIZE)])
 
 

@@ -212,11 +212,11 @@ class _Builder:
 
     def _is_done(self) -> bool:
         """Return whether the cache is there, with all of its parts, and is not to be replaced."""
-        if not self.path.exists() or (self._options.overwrite and not self._is_ours()):
+        if not self.path.exists() or (self._options.overwrite and not self._is_own()):
             return False
         return all(map(os.path.lexists, parts_joined(self.path)))
 
-    def _is_ours(self) -> bool:
+    def _is_own(self) -> bool:
         """Return whether this very build made the cache, in another rank or another call."""
         own = self._options.build_id
         if own is None:
@@ -249,7 +249,7 @@ class _Builder:
                 parts.append(part)
             else:
                 part.path.unlink(missing_ok=True)
-        # Only now: whoever finishes the cache may remove its parts.
+        # Only now: the process that finishes the cache may remove its parts.
         if not self._is_apart and self._is_done():
             return
         if not (is_first or missing_in(samples, parts)):

@@ -27,7 +27,7 @@ class Estimate:
 
     Attributes:
         samples: the number of samples in the dataset.
-        bytes: the size of the finished cache, compressed as the samples that were looked at.
+        bytes: the size of the finished cache, compressed as well as the samples that were read.
         seconds: the time of the phase that reads the samples, with these workers.
         disk_needed: the peak number of bytes on the disk: the cache, and where it becomes one file
             its parts as well.

@@ -23,10 +23,10 @@ def locked(
 
     The lock file stays when the block is left: to delete it would let two others lock two files.
     Each ``rank`` has a lock of its own. ``waiting`` is called now and then, with the seconds so
-    far, while somebody else has it.
+    far, while another holder has it.
 
     Raises:
-        CacheError: somebody has it, and ``waiting`` is None; or the file system has no locks.
+        CacheError: another holder has it, and ``waiting`` is None; or the file system has no locks.
     """
     path = target.with_name(f".{target.name}{rank and '.' + rank}.lock")
     lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)

@@ -220,8 +220,8 @@ class BuildFolder:
                 self._known[path] = seen, None  # what cannot be read now may be later
                 part = part_at(path)
                 says = {n: each for n, each in part.index.fingerprint.items() if n != "first"}
-                is_ours = part.samples.stop <= self.length and says == self.fingerprint
-                if is_ours and path == self.part_path(part.samples.start) and not part.index.shards:
+                is_same = part.samples.stop <= self.length and says == self.fingerprint
+                if is_same and path == self.part_path(part.samples.start) and not part.index.shards:
                     self._known[path] = seen, part
             return self._known[path][1]
         return None

@@ -1,4 +1,4 @@
-"""How far a build is, as it tells whoever asked."""
+"""How far a build is, as ``progress=`` is called with it."""
 
 from __future__ import annotations
 

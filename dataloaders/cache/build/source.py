@@ -307,7 +307,7 @@ class Source:
         """Have the same, and compare what a few samples show."""
         says = cached.index.fingerprint
         like = Images.like(says.get("images"))
-        if self._known is None:  # else whoever built it has warned
+        if self._known is None:  # else the build has warned
             warn_of_versions(says, cached.path)
         if self._known is None or like.rows != self.images.rows:
             self.images = like

@@ -104,7 +104,7 @@ class _Tasks:
     def __getitem__(self, number: int) -> list[Part] | list[Failure]:
         try:
             return self.maker(self.tasks[number])
-        except BaseException as error:  # a worker that sys.exit() ends tells nothing
+        except BaseException as error:  # torch does not report a worker that sys.exit() ends
             return [Failure.of(not_interrupted(error))]
 
 

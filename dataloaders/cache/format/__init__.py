@@ -4,7 +4,7 @@
                                 ──> index.py: sealed by block.py in front of all
 
 block.py      the leading block, its digest      index.py       what the index says, checked
-entries.py    columns, places, parts in it       fields.py      JSON of anybody, as it is annotated
+entries.py    columns, places, parts in it       fields.py      untrusted JSON, as it is annotated
 hdf5.py       the HDF5 file around the values    writing.py     a whole file, written
 checksums.py  of each 64 KiB                     codecs.py      HDF5's filters, in Python
 compress.py   compress= as a user gives it       attributes.py  classes and class_to_idx

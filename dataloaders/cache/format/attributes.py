@@ -82,8 +82,8 @@ def attributes_in(text: bytes) -> dict[str, Any]:
     """Return what `encoded` wrote; Malformed: it did not."""
     require(len(text) <= _LONGEST, f"it has {len(text)} bytes, of {_LONGEST} that it may")
     found = loads(text)
-    is_ours = type(found) is dict and found and set(found) <= set(_NAMES)
-    require(is_ours, f"it is no object of {' and '.join(_NAMES)}")
+    is_known = type(found) is dict and found and set(found) <= set(_NAMES)
+    require(is_known, f"it is no object of {' and '.join(_NAMES)}")
     return {name: _kept(name, value) for name, value in found.items()}
 
 

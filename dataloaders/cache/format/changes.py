@@ -15,7 +15,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], when: str) -> lis
     for name, value in json.loads(json.dumps(dict(now))).items():
         if name in before and before[name] == value:
             continue
-        if name.startswith("sample "):  # their digests tell nobody anything
+        if name.startswith("sample "):  # a digest says nothing to a reader
             contents.append(name.removeprefix("sample "))
         elif name not in before:
             found.append(f"{name}: not known {when}, {_shown(value)} now")

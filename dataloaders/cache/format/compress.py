@@ -11,7 +11,7 @@ from dataloaders.options import option
 
 _LEVELS = {"zstd": (range(1, 23), 3), "gzip": (range(1, 10), 4)}  # those that are, the usual one
 _LEAST = 1 << 16  # bytes of a column that is worth compressing
-_LEAST_ROW = 64  # bytes of its mean row: to read a label, nobody wants to decode thousands
+_LEAST_ROW = 64  # bytes of its mean row: reading one label would decode thousands
 _PIECE = 1 << 16  # bytes; where all rows have one shape, a larger one is a piece by itself
 
 

@@ -1,4 +1,4 @@
-"""JSON that anybody may have written, decoded as dataclasses are annotated; or Malformed.
+"""Decode untrusted JSON as dataclasses are annotated, or raise Malformed.
 
 bytes ──loads──> values, not too deep ──typed──> a dataclass, each field of its type and range
 """
@@ -20,7 +20,7 @@ _DEEPEST = 300  # lists and objects in each other; a structure that is allowed h
 
 
 class Malformed(Exception):
-    """What is wrong with a field; whoever knows the file's name tells it."""
+    """What is wrong with a field; the caller adds the name of the file."""
 
 
 def require(holds: object, otherwise: str) -> None:

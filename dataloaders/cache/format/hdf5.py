@@ -56,7 +56,7 @@ def hdf5_file(path: Path, user_block: int, *, has_chunks: bool) -> Iterator[Any]
             yield file
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        # HDF5 tells the system's number of an error in its text only.
+        # HDF5 has the system's error number in its text only.
         found = re.search(r"\berrno = (\d+)", str(error))
         number = getattr(error, "errno", None) or (found and int(found[1]))
         if number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):

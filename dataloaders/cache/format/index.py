@@ -1,9 +1,9 @@
 """The index of a cache: where in the file each value stands, read without HDF5.
 
-    block.py ──text──> fields.py ──typed──> Index ──compared with itself──> whoever maps the file
+    block.py ──text──> fields.py ──typed──> Index ──compared with itself──> MappedFile
 
 A joined cache has the same index, and with it the list of its shards, which have the values.
-Nothing in a file is believed: whoever reads by an `Index` that was parsed reads inside the file.
+Nothing in a file is trusted: a parsed `Index` names only places inside the file.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     a copy      Head ──> the row's leaf       at sample[0], found by being the very object
     the reader  the leaf ──> Run ──> what the dataset itself would have given
 
-The cut is before the first member that draws random numbers or is somebody's own code. If what is
+The cut is before the first member that draws random numbers or is a user's own code. If what is
 before it ends in a run that makes floats of bytes (ToTensor, ConvertImageDtype, ToDtype, then
 Normalize), it is before that run: a row then takes a quarter of the room.
 """
@@ -44,7 +44,7 @@ class Head(Run):
     Args:
         number: of this head among those of the dataset.
         made: shared by all heads of a dataset: (number, what it made) of each call.
-        opaque: the tail's member that might look at what a cache does not keep of a PIL image.
+        opaque: the tail's member that might read what a cache does not keep of a PIL image.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Head(Run):
 
         Raises:
             CacheError: the chain was called with several values, or with an image whose EXIF
-                matters to somebody's own code in the tail.
+                matters to a user's own code in the tail.
         """
         if len(values) != 1:
             raise CacheError(f"the transform is called with {len(values)} values, not with one")
@@ -72,7 +72,7 @@ class Head(Run):
         if self._opaque is not None and _has_more_than_pixels(value):
             raise CacheError(
                 f"the image has an EXIF orientation or a transparent colour, which a cache does "
-                f"not keep and {self._opaque} might look at; apply it where the dataset loads the "
+                f"not keep and {self._opaque} might read; apply it where the dataset loads the "
                 "image (ImageFolder(loader=...)), for instance with PIL.ImageOps.exif_transpose"
             )
         self._made.append((self._number, value))
@@ -184,7 +184,7 @@ def cuts_of(dataset: Any, *, images: bool = False) -> tuple[list[Cut], str]:
             cuts.append(cut_at(dataset, chains, ends))
         except NotCopyable as error:
             return [], str(error)
-        except Exception as error:  # somebody's own classes on the way
+        except Exception as error:  # a user's own classes on the way
             return [], f"it could not be copied ({type(error).__name__}: {error})"
     return cuts, "" if cuts else "all of its transforms are deterministic"
 
@@ -206,7 +206,7 @@ def _put(sample: Any, path: Path, change: Any) -> Any:
 def _ends(members: Sequence[Member], images: bool) -> list[int]:
     """Return how many members may be before a cut, at most first.
 
-    Those before the first one that is random or somebody's own; without a run at their end that
+    Those before the first one that is random or a user's own; without a run at their end that
     makes floats; and, for ``images``, without what makes tensors of PIL images in front of that.
     """
     most = next(

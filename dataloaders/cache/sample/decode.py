@@ -4,7 +4,7 @@
     encoded:PNG:P      the same              ──Pillow, palette.py──> mode P, with its palette
     file:RGB           bytes of any file     ──Pillow──> convert("RGB"), as torchvision's loader
 
-The bytes may come from anybody. Only the format that the kind names is tried, its size is held
+The bytes are not trusted. Only the format that the kind names is tried, its size is held
 against the most that the index says, and against Pillow's limit, before pixels are made, and
 whatever goes wrong is one kind of error.
 """
@@ -85,7 +85,7 @@ def decoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None)
 def _converted(image: Any, mode: str) -> Any:
     try:
         return image.convert(mode)
-    except Exception as error:  # of bytes that anybody may have written: any of Pillow's
+    except Exception as error:  # of untrusted bytes: any of Pillow's
         raise ValueError(f"it cannot be decoded ({type(error).__name__}: {error})") from error
 
 
@@ -144,5 +144,5 @@ def _opened(data: bytes, formats: Sequence[str]) -> Any:
         return Image.open(io.BytesIO(data), formats=tuple(formats))
     except UnidentifiedImageError as error:
         raise ValueError(f"it is no file of format {', '.join(formats)}") from error
-    except Exception as error:  # of bytes that anybody may have written: any of Pillow's
+    except Exception as error:  # of untrusted bytes: any of Pillow's
         raise ValueError(f"it cannot be opened ({type(error).__name__}: {error})") from error

@@ -5,7 +5,7 @@
     Leaf("encoded:PNG:P", uint8 (2_345,))       as it is, or smaller
 
 An image is made of the leaf's own pixels, so that a file holds nothing else: no EXIF, no colour
-profile, no time. The same pixels give the same bytes, whoever encodes them.
+profile, no time. The same pixels give the same bytes in every process.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def packed(dataset: Any) -> Cut:
     chains = find_chains(dataset, opaque=True)
     try:
         cut = cut_at(dataset, chains, [0] * len(chains), _Untouched)
-    except Exception as error:  # a __del__, or somebody's own classes on the way
+    except Exception as error:  # a __del__, or a user's own classes on the way
         name = type(dataset).__name__
         raise CacheError(f"{_PACKED}: {name} cannot be copied: {error}. {_INSTEAD}") from error
     rows = _Files(cut.dataset, cut.made, has_tails=bool(cut.tails))

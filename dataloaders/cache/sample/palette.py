@@ -4,7 +4,7 @@
 
 A PNG file has at least one colour, and indices of no more bits than its colours need. An image of
 fewer colours than its indices ask for is written with 256, and its text ``palette`` says how many
-there really are: ``RGB 21``. Anybody else who reads the file sees the right colours.
+there really are: ``RGB 21``. Other readers of the file see the right colours.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def file_of(image: Any) -> bytes:
 
 
 def restored(image: Any) -> Any:
-    """Return ``image``, decoded from such a file and nobody else's, as it was before.
+    """Return ``image``, decoded from a file that `file_of` made, as it was before.
 
     Raises:
         ValueError: its text is not one that is written.
