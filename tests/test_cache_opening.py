@@ -77,7 +77,7 @@ def test_contents_are_compared_when_asked(path, tmp_path):
         H5(check="all")
     (tmp_path / "gone").unlink()
     shifted = Pictures(tmp_path, shift=1)
-    precompute(shifted, path)  # as documented: not looked at
+    precompute(shifted, path)  # as documented: contents are not compared
     rule = "the contents of sample 0, 4, 7, 11"
     with pytest.raises(CacheError, match=rule):
         precompute(shifted, path, check="contents")

@@ -13,7 +13,7 @@ from dataloaders.cache import precompute
 from helpers.compare import assert_same
 from helpers.datasets import Made
 
-SIZE = 60  # more than are looked at at once, and in several shapes of buffers
+SIZE = 60  # more than a study reads
 
 
 def picture(index, mode="RGB"):
@@ -23,7 +23,7 @@ def picture(index, mode="RGB"):
 
 
 def one_canvas():
-    """One and the same image of each mode, drawn anew for each sample."""
+    """One and the same image of each mode, drawn again for each sample."""
     canvases = {mode: picture(0, mode) for mode in ("RGB", "L", "1", "I", "F", "LA")}
 
     def sample(index):
@@ -35,7 +35,7 @@ def one_canvas():
 
 
 def one_file():
-    """Images that are not decoded yet, of a file in memory that is written anew for each."""
+    """Images that are not decoded yet, of a file in memory that is written again for each."""
     file = io.BytesIO()
 
     def sample(index):

@@ -43,12 +43,12 @@ DRAWS = {
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_each_draw_is_torchs_and_so_are_the_next_ones_in_several_threads(name):
-    ours, torchs = DRAWS[name]
+    draw, torchs = DRAWS[name]
     wanted = by_torch(lambda: [torchs() for _ in range(4)])
 
     def drawn(_):
         draws = Draws(SEEDS)
-        return np.stack([ours(draws) for _ in range(4)], axis=1).tolist()
+        return np.stack([draw(draws) for _ in range(4)], axis=1).tolist()
 
     with ThreadPoolExecutor(4) as threads:
         assert all(each == wanted for each in threads.map(drawn, range(8)))

@@ -108,10 +108,10 @@ ENDS = {
 
 
 def assert_batches_are_stocks(dataset, backend, batch_size=4, *, at_once=True, **options):
-    ours = DataLoader(dataset, batch_size, backend=backend, **options)
-    batches = list(ours)
+    loader = DataLoader(dataset, batch_size, backend=backend, **options)
+    batches = list(loader)
     assert_same(batches, list(DataLoader(dataset, batch_size, backend="stock", **options)))
-    assert not at_once or AT_ONCE in str(ours.explain()), ours.explain()
+    assert not at_once or AT_ONCE in str(loader.explain()), loader.explain()
     return batches
 
 
@@ -198,8 +198,8 @@ def test_workers_threads_and_epochs(caches, crop, end, num_workers):
         DataLoader(dataset, 5, backend=each, **options) for each in (h5, Prefetch(h5), "stock")
     ]
     for _ in range(2):
-        ours, threaded, wanted = map(list, loaders)
-        assert_same(ours, wanted)
+        batches, threaded, wanted = map(list, loaders)
+        assert_same(batches, wanted)
         assert_same(threaded, wanted)
 
 
@@ -305,13 +305,11 @@ def test_without_a_seed_order_is_torchs_and_crops_follow_its_base_seed():
     assert_same(epoch(loader), first)
     assert not torch.equal(epoch(loader, 2)[0]["image"], first[0]["image"])
     first = epoch(DataLoader(dataset, 5, shuffle=True, backend=H5()))
-    theirs = torch.utils.data.DataLoader(dataset, 5, shuffle=True, num_workers=1)
-    for ours, wanted in zip(first, epoch(theirs), strict=True):
-        assert torch.equal(ours["label"], wanted["label"])
-        assert (ours["image"].shape, ours["image"].dtype) == (
-            wanted["image"].shape,
-            wanted["image"].dtype,
-        )
+    on_torch = torch.utils.data.DataLoader(dataset, 5, shuffle=True, num_workers=1)
+    for batch, wanted in zip(first, epoch(on_torch), strict=True):
+        assert torch.equal(batch["label"], wanted["label"])
+        assert batch["image"].shape == wanted["image"].shape
+        assert batch["image"].dtype is wanted["image"].dtype
 
 
 # What is made sample by sample
@@ -337,8 +335,8 @@ def test_another_tail_runs_sample_by_sample(caches, chain, why):
     backend = H5(caches(dataset, "raw"))
     loader = DataLoader(dataset, 4, backend=backend, seed=3, collate_fn=list)
     plain = DataLoader(dataset, 4, backend=backend)
-    (told,) = [line for line in str(plain.explain()).splitlines() if "made one by one" in line]
-    assert re.search(why, told)
+    (note,) = [line for line in str(plain.explain()).splitlines() if "made one by one" in line]
+    assert re.search(why, note)
     assert_same(list(loader), list(DataLoader(dataset, 4, seed=3, collate_fn=list)))
 
 
@@ -409,11 +407,11 @@ def test_floats_of_images_that_are_made_one_by_one(caches, lib, mode, sizes, see
     """Without a seed torch's own generator is drawn from, as under stock."""
     end = ENDS["normal" if mode == "RGB" else "floats"](lib)
     dataset = Images(lib.RandomResizedCrop(9), *end, module=lib, mode=mode, sizes=sizes)
-    ours, wanted = (
+    batches, wanted = (
         epoch(DataLoader(dataset, 5, seed=seed, backend=backend))
         for backend in (H5(caches(dataset, "raw")), "stock")
     )
-    assert_same(ours, wanted)
+    assert_same(batches, wanted)
     assert finishes_floats(H5(caches(dataset, "raw")).cached(DataLoader(dataset)))
 
 
@@ -502,10 +500,10 @@ def test_the_plan(tmp_path):
     path = tmp_path / "train.h5"
     members = [v1.Resize(20), v1.CenterCrop(18), v1.RandomCrop(16), v1.ToTensor()]
     dataset = Images(*members, module=v1)
-    dataset.loader = Image.open  # as an ImageFolder has one: stock tells that it decodes
+    dataset.loader = Image.open  # as an ImageFolder has one: stock says that it decodes
     stages = DataLoader(dataset, 4, backend=H5(path)).explain().stages
-    (told,) = [stage.how for stage in stages if stage.name == "augment"]
-    assert told == "RandomCrop, ToTensor; in the cache: Resize, CenterCrop"
+    (live,) = [stage.how for stage in stages if stage.name == "augment"]
+    assert live == "RandomCrop, ToTensor; in the cache: Resize, CenterCrop"
     assert "decode" not in [stage.name for stage in stages]
     loader = DataLoader(Pair(), 4, backend=H5(path))
     assert "built at the first iter()" in str(loader.explain())
@@ -563,11 +561,11 @@ def test_transforms_that_are_changed_between_epochs_are_those_of_the_next(change
         options = {"shuffle": True, "seed": 5, "num_workers": num_workers, "backend": backend}
         return DataLoader(Images(*chain), 4, **options)
 
-    ours, stock = loader(H5()), loader("stock")
+    h5, stock = loader(H5()), loader("stock")
     for number in range(3):
-        assert_same(list(ours), list(stock))
+        assert_same(list(h5), list(stock))
         if number == 0:
-            change(ours.dataset)
+            change(h5.dataset)
             change(stock.dataset)
 
 

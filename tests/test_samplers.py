@@ -61,9 +61,9 @@ def test_every_row_comes_once_and_ranks_share_as_torchs_do(
         sampler.set_epoch(epoch)
         shares.append(list(sampler))
         asked.append(file.asked)
-        theirs = DistributedSampler(range(rows), **{**options, "rank": 0})
-        assert len(shares[-1]) == len(sampler) == len(theirs)
-        assert sampler.total_size == theirs.total_size
+        on_torch = DistributedSampler(range(rows), **{**options, "rank": 0})
+        assert len(shares[-1]) == len(sampler) == len(on_torch)
+        assert sampler.total_size == on_torch.total_size
     found = [row for share in shares for row in share]
     assert all(type(row) is int for row in found)
     times = Counter(found)
@@ -196,9 +196,9 @@ def test_no_seed_draws_what_torchs_sampler_draws_and_a_seed_nothing():
         torch.manual_seed(5)
         return [list(sampler), list(sampler)], torch.get_rng_state()
 
-    ours, state = epochs(BlockShuffle(range(100), block=5, window=30))
-    assert epochs(BlockShuffle(range(100), block=5, window=30))[0] == ours
-    assert ours[0] != ours[1]
+    orders, state = epochs(BlockShuffle(range(100), block=5, window=30))
+    assert epochs(BlockShuffle(range(100), block=5, window=30))[0] == orders
+    assert orders[0] != orders[1]
     assert torch.equal(state, epochs(RandomSampler(range(100)))[1])
     order(50, block=5, seed=1)
     order(50, block=5, num_replicas=2, rank=0)  # ranks have to agree: seed 0
@@ -233,10 +233,10 @@ def test_the_classes_of_a_batch_are_as_mixed_as_the_documentation_states():
     rows = 1_281_167
     sampler = BlockShuffle(Rows(rows, row_bytes=256 * 256 * 3 + 8), seed=0)
     assert (sampler.block, sampler.window) == (10, 2730)
-    ours = np.fromiter(sampler, np.int64)
+    order = np.fromiter(sampler, np.int64)
     full = np.random.default_rng(0).permutation(rows)
     for batch, share in ((64, 0.97), (256, 0.92)):
-        found = entropy(ours, 1000, batch) / entropy(full, 1000, batch)
+        found = entropy(order, 1000, batch) / entropy(full, 1000, batch)
         assert found == pytest.approx(share, abs=0.005)
 
 

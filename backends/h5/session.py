@@ -4,7 +4,7 @@
                             └─None─> samples ──> default_collate
     any other loader ──> cached[row], one by one, by stock ──> floats made at once, if proved
 
-The dataset is compared at each ``iter()``, because torch would read it anew:
+The dataset is compared at each ``iter()``, because torch would read it again:
 
     dataset.transform = gentler        another object          ┐
     dataset.transform[0].size = 64     options of torchvision's│ the cache is opened again

@@ -63,7 +63,7 @@ def _build(parsed: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(parsed).items() if name in takes}
     given["dataset"] = dataset_of(parsed.dataset, resize=parsed.resize, crop=parsed.crop)
     if parsed.quality is not None or parsed.max_side is not None:
-        how: Any = parsed.images or "raw"  # any text: `Encoded` says what it may be
+        how: Any = parsed.images or "raw"  # any text: `Encoded` checks it
         given["images"] = Encoded(how, parsed.quality, parsed.max_side)
     given["compress"] = parsed.compress and Compressed(parsed.compress, parsed.level)
     given["shard"] = rank

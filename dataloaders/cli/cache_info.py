@@ -1,6 +1,6 @@
 """What ``dataloaders cache info`` prints.
 
-What a file says of itself is shown as text: none of it reaches the terminal as a control character.
+Texts of a file are escaped: none of them reaches the terminal as a control character.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ def _build(parser: argparse.ArgumentParser) -> None:
     option("on_error", "leave out samples that fail; info lists them", **skip)
     draw = "keep one draw of each sample of a dataset that draws random numbers"
     option("allow_random", draw, action="store_true")
-    anew = "build anew, whatever is there; again: go on with that"
-    option("overwrite", anew, action="store_true")
+    overwrite = "build, whatever is there; given again, go on with that build"
+    option("overwrite", overwrite, action="store_true")
     check = "of a file that is there: compare a few samples with it, too"
     option("check", check, choices=["contents"])
     compress = "zstd (takes the extra gpu-dataloaders[compressed]) or gzip, by HDF5's filters"

@@ -3,9 +3,9 @@
     Subset ─dataset─> ImageFolder ─transform──> Compose
     CocoDetection ─transforms─> StandardTransform ─transform─> Compose
 
-Looked into are attributes that hold datasets (Subset, ConcatDataset, a user's own wrapper, any
+Searched are attributes that hold datasets (Subset, ConcatDataset, a user's own wrapper, any
 object with a ``__getitem__``), callable objects of the user's own (two crops of one image), and
-short lists and dicts of these. Functions, lambdas and closures cannot be looked into.
+short lists and dicts of these. Functions, lambdas and closures cannot be searched.
 """
 
 from __future__ import annotations

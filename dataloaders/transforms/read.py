@@ -98,7 +98,7 @@ class Member:
 
 
 class Run:
-    """Some transforms, one after the other; ours, where a Compose has been taken apart."""
+    """Apply some transforms, one after the other: a part of a Compose that was cut."""
 
     def __init__(self, transforms: Iterable[Any]) -> None:
         self.transforms = tuple(transforms)

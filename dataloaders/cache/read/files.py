@@ -195,10 +195,10 @@ def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
     width = np.dtype(entry.dtype).itemsize
     width *= max((_MEMORY_PER_BYTE.get(kind, 1) for kind, _ in entry.variants), default=1)
     values = entry.most_values if entry.shape is None else math.prod(entry.shape)
-    says = max(width * (values or 0), _BYTES_PER_PIXEL * (entry.most_pixels or 0))
-    if says > largest:
+    most = max(width * (values or 0), _BYTES_PER_PIXEL * (entry.most_pixels or 0))
+    if most > largest:
         raise CacheError(
-            f"column {shown(entry.name)} has values that take {size_of(says)} in memory, and "
+            f"column {shown(entry.name)} has values that take {size_of(most)} in memory, and "
             f"largest={largest} allows {size_of(largest)}; give more if you trust the file"
         )
     if values is None:

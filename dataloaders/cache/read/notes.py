@@ -93,7 +93,7 @@ class _State(pickle.Pickler):
             return np.asarray, (value.detach().cpu().numpy(),)
         if isinstance(value, (type, FunctionType)):
             if value.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
-                raise pickle.PicklingError("code of a notebook: nothing tells when it changes")
+                raise pickle.PicklingError("code of a notebook: no file changes with it")
         elif self._objects < _OBJECTS:
             self._objects += 1
             for each in getattr(value, "__dict__", {}).values():

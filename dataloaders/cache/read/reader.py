@@ -225,14 +225,14 @@ class CachedDataset(Dataset[Any]):
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
-        """What the dataset said of its classes: `classes`, `class_to_idx`, or nothing."""
+        """The dataset's `classes` and `class_to_idx`, as far as it had them."""
         if self.index.attributes is None:
             return {}
         try:
             return attributes_in(self._values("|u1", self.index.attributes).tobytes())
         except Malformed as error:
             raise CacheError(
-                f"what {self.path} says of its dataset's classes is damaged: {error}; build "
+                f"what {self.path} has of its dataset's classes is damaged: {error}; build "
                 "the cache again"
             ) from error
 

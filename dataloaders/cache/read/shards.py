@@ -32,12 +32,12 @@ def check_shard(shard: object) -> None:
 
 def first_of(index: Index) -> int:
     """Return the number in the dataset of the first sample of a part; 0 in any other cache."""
-    says = index.fingerprint
-    first, length = says.get("first"), says.get("length")
+    built = index.fingerprint
+    first, length = built.get("first"), built.get("length")
     if type(first) is int and 0 <= first <= LARGEST:
         return first
     # Of version 3: "3 of 8".
-    found = re.fullmatch(r"(\d{1,5}) of (\d{1,5})", str(says.get("shard"))[:20], re.ASCII)
+    found = re.fullmatch(r"(\d{1,5}) of (\d{1,5})", str(built.get("shard"))[:20], re.ASCII)
     if found is None or type(length) is not int or not 0 <= length <= LARGEST:
         return 0
     rank, of = map(int, found.groups())
