@@ -275,6 +275,12 @@ def test_describe():
         assert tree.describe(value) == words
 
 
+def test_arrays_count_towards_the_size_of_a_batch():
+    """The check corrects steps for the sizes of their batches, which NumPy users vary as well."""
+    batch = {"x": [np.zeros((2, 3), np.uint8), torch.zeros(5)], "name": "a"}
+    assert tree.nbytes(batch) == 6 + 20
+
+
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_long_lists_of_strings_are_not_walked(kind):
     """A batch of tokens would cost more to walk than to make."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import math
 from array import array
 from collections.abc import (
     Callable,
@@ -23,6 +24,7 @@ from collections.abc import (
 )
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 Batch: TypeAlias = Any
@@ -35,25 +37,29 @@ def leaves(batch: Batch) -> Iterator[torch.Tensor]:
     Looks into mappings, sequences and dataclasses, and into the ``__dict__`` (one level) of a
     custom type with a ``.to()``, because such a type holds its tensors there.
     """
-    if isinstance(batch, torch.Tensor):
+    return _leaves(batch, torch.Tensor)
+
+
+def _leaves(batch: Batch, kinds: Any) -> Iterator[Any]:
+    if isinstance(batch, kinds):
         yield batch
     elif isinstance(batch, _FLAT):
         return
     elif isinstance(batch, Mapping):
         for value in batch.values():
-            yield from leaves(value)
+            yield from _leaves(value, kinds)
     elif isinstance(batch, Sequence):
         if type(batch) in (list, tuple) and _ATOMS.issuperset(map(type, batch)):
             return
         for value in batch:
-            yield from leaves(value)
+            yield from _leaves(value, kinds)
     elif _is_dataclass_instance(batch):
         for field in dataclasses.fields(batch):
-            yield from leaves(getattr(batch, field.name, None))
+            yield from _leaves(getattr(batch, field.name, None), kinds)
     elif hasattr(batch, "to") and hasattr(batch, "__dict__"):
         for value in vars(batch).values():
             if isinstance(value, _HELD):
-                yield from leaves(value)
+                yield from _leaves(value, kinds)
 
 
 def map_tensors(batch: Batch, function: Callable[[torch.Tensor], Any]) -> Batch:
@@ -89,8 +95,9 @@ def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = True) 
 
 
 def nbytes(batch: Batch) -> int:
-    """Return the bytes that the tensors of ``batch`` hold (views counted at their own size)."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(batch))
+    """Return the bytes of the tensors and arrays in ``batch`` (views counted at their own size)."""
+    arrays = _leaves(batch, (np.ndarray, torch.Tensor))
+    return sum(math.prod(each.shape) * each.dtype.itemsize for each in arrays)
 
 
 def samples_in(batch: Batch) -> int | None:
