@@ -122,14 +122,14 @@ def combined(
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):  # by who was killed
         left.unlink(missing_ok=True)
     path = unfinished_at(target.with_name(f".{target.name}"))
-    done = reported = whole = 0
+    done = whole = 0
 
     def count_written(count: int) -> None:
-        nonlocal done, reported
-        done += count
-        if progress and one_file and (done - reported >= _REPORTED or reported < whole <= done):
-            reported = done
-            progress(min(done, whole), whole)
+        nonlocal done
+        before, done = done, min(done + count, whole)
+        is_due = done // _REPORTED > before // _REPORTED or before < done == whole
+        if progress and one_file and is_due:
+            progress(done, whole)
 
     try:
         with writing(target.parent):
