@@ -180,7 +180,7 @@ class TestRhythm:
         [(0.1, 0.02, 8, 2, 2.5), (0.03, 0.15, 4, 0, 1.2), (0.01, 0.05, 4, 2, 1.0)],
     )
     def test_batches_taken_in_bursts(self, load, step, taken, workers, truth, hooked, time):
-        """As HF Trainer does with gradient accumulation: k batches are taken, then k steps."""
+        """As HF Trainer does with gradient accumulation: it takes k batches, then makes k steps."""
         check = check_of(PlayedLoader(time, [load], workers=workers), time)
         batches = iter(check)
         while burst := [batch for _, batch in zip(range(taken), batches, strict=False)]:

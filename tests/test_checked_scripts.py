@@ -1,7 +1,7 @@
-"""Real scripts under ``dataloaders check``: which loop it measures, that it ends, what it leaves.
+"""Real scripts under ``dataloaders check``: the loop that it measures, its end, the files it leaves.
 
-Each runs as a process of its own. What is asserted is what is measured and what is said, not how
-long anything took; but for one test, which compares verdicts with brute force as the bench does.
+Each script runs in a process of its own. The tests assert what is measured and reported, not how
+long it took; except for one test, which compares verdicts with brute force as the bench does.
 """
 
 import json
@@ -69,7 +69,7 @@ def measured_in(done):
 
 
 def test_a_loop_in_a_thread_after_a_first_pass_over_the_data(tmp_path):
-    """What looks at data besides is left alone; what of the step could be better has its line."""
+    """Other uses of the loader are left alone, and a finding about the step names its line."""
     text = (
         "data = DataLoader(Data(count=40), batch_size=4)\n"
         "mean = sum(batch.mean() for batch in data) / len(data)\n"
@@ -256,7 +256,7 @@ def test_files_that_existed_are_neither_overwritten_moved_nor_deleted(tmp_path, 
         assert {"out/best.pt", "out/step-2/state.json", events} < set(left)
         assert not {"old.pt", "out/last.pt", "out/step-1/model.safetensors"} & set(left)
     else:
-        before["dataset.idx"] = "made by the way"  # what is no model may stay
+        before["dataset.idx"] = "made by the way"  # a new file that is no checkpoint stays
         before["log.bak"] = before["log.txt"]
         assert left == {name: text.encode() for name, text in before.items()}
         assert not (tmp_path / "out" / "step-2").exists()

@@ -86,7 +86,7 @@ def test_the_first_loop_that_trains_is_measured_and_stopped(script, says, comman
 
 
 def test_without_a_torch_optimizer_the_third_epoch_is_taken(command):
-    """Two passes over the data may look for its mean and deviation."""
+    """Two passes over the data may compute its mean and deviation."""
     by_hand = HEAD.replace("optimizer = ", "# In place of optimizer = ")
     Path("train.py").write_text(by_hand + "loader = rows(9)\nwhile True: train(loader, 100, 9)")
     done = command("check", "--budget", 0.3, "--no-predict", "train.py")
