@@ -1,4 +1,4 @@
-"""Real scripts under ``dataloaders check``: the loop that it measures, its end, the files it leaves.
+"""Real scripts under ``dataloaders check``: the loop that it measures, its end, what it leaves.
 
 Each script runs in a process of its own. The tests assert what is measured and reported, not how
 long it took; except for one test, which compares verdicts with brute force as the bench does.
@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -145,9 +146,9 @@ def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(bat
 def test_the_verdict_on_each_shape_of_loop_agrees_with_brute_force(shape, load):
     found = examined(of_ours(shape, load, step=20.0, workers=0, steps=100), budget_s=15)
     assert not found.failed, (found.status, found.findings)
-    assert found.answered, (found.verdict, found.truth)
-    assert not found.wrong, (found.verdict, found.truth)
-    assert (found.truth > 1.3) == (load == 20), "the script does not do what its shape says"
+    assert found.answered, (found.verdict, found.truths)
+    assert not found.wrong, (found.verdict, found.truths)
+    assert (median(found.truths) > 1.3) == (load == 20), "the script does not do what its shape says"
 
 
 LIGHTNING = """
