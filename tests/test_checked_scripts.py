@@ -148,7 +148,7 @@ def test_the_verdict_on_each_shape_of_loop_agrees_with_brute_force(shape, load):
     assert not found.failed, (found.status, found.findings)
     assert found.answered, (found.verdict, found.truths)
     assert not found.wrong, (found.verdict, found.truths)
-    assert (median(found.truths) > 1.3) == (load == 20), "the script does not do what its shape says"
+    assert (median(found.truths) > 1.3) == (load == 20), "the shape is not what its name says"
 
 
 LIGHTNING = """
