@@ -31,7 +31,7 @@ from bench.harness import (
     version_of,
 )
 from bench.peers.check import check
-from bench.peers.readers import MEAN, PEERS, STD, Job, Peer
+from bench.peers.readers import MEAN, PACKAGES, PEERS, STD, Job
 from dataloaders import DataLoader
 from dataloaders.cache import precompute
 
@@ -70,29 +70,28 @@ def run(scale: Scale, folder: Path) -> Result:
     side, batch = scale.pick(full=224, tiny=8), scale.pick(full=BATCH, tiny=4)
     photos = Photos(length, stored, np.asarray)
     images = np.stack([photos[number][0].transpose(2, 0, 1) for number in range(length)])
-    ours = [
-        Peer(name, (), functools.partial(own, photos=Photos(length, stored, None), parts=parts))
+    ours = {
+        name: functools.partial(own, photos=Photos(length, stored, None), parts=parts)
         for parts, name in ((1, OURS), *((parts, of_parts(parts)) for parts in PARTS))
-    ]
-    peers = [*ours, *(peer for peer in PEERS if not (scale.tiny and peer.workers))]
+    }
     rows: Rows = ()
     data, met, missing = {}, True, {}
     for kind in BARS:
         job = Job(folder, images, side, batch, kind == "float32")
         ways = {}
-        for peer in peers:
+        for name, opened in {**ours, **PEERS}.items():
             try:
-                ways[peer.name] = way = peer.open(job)
+                ways[name] = opened(job)
             except ImportError as error:
-                missing[peer.packages[0]] = str(error)
+                missing[name] = str(error)
                 continue
-            check(peer.name, job, way, kept=peer.kept)
+            check(job, ways[name])
         rounds = scale.pick(full=9, tiny=1)
         timings = interleave(ways, exhaust, rounds=rounds, children=True, again=True)
         rows += timing_rows(timings, 1000 / length, OURS, f"{kind}, ")
         data[kind] = cpu_of(timings)
         met = met and is_met(timings, 1000 / length, *BARS[kind])
-    installed = {name: version_of(name) for peer in peers for name in peer.packages}
+    installed = {name: version_of(name) for name in PACKAGES}
     return Result(
         timing_headings(OURS),
         rows,
@@ -104,9 +103,8 @@ def run(scale: Scale, folder: Path) -> Result:
             "Workers persist: their start does not count. Each way reads an epoch that does not "
             "count, then one that does.",
             "Every way was checked first: each image once an epoch, in a random order, each a "
-            "random window of what was stored, to the bit (float32: to 1e-5). Batches in a peer's "
-            "own buffers are overwritten by later ones; all others are safe to keep.",
-            "Files hold planar images (FFCV: interleaved; its batches are channels last).",
+            "random window of what was stored, to the bit (float32: to 1e-5), and batches are safe "
+            "to keep.",
             f"Versions: {', '.join(f'{n} {v}' for n, v in installed.items() if v)}.",
             *(f"Not installed, so not measured: {name} ({why})." for name, why in missing.items()),
         ),

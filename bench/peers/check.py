@@ -17,28 +17,19 @@ _ENOUGH = 300  # from this many images on, an epoch's windows show whether they 
 
 
 class WrongBatches(Exception):
-    """A way's batches differ from what was asked for."""
+    """The batches differ from what was asked for."""
 
 
-def check(name: str, job: Job, batches: Iterable[Any], *, kept: bool = True) -> None:
-    """Compare all batches of an epoch of the way ``name`` with what ``job`` asks for.
-
-    With ``kept``, look at them only when the epoch has ended.
+def check(job: Job, batches: Iterable[Any]) -> None:
+    """Compare all batches of an epoch, once it has ended, with what ``job`` asks for.
 
     Raises:
         WrongBatches: shape or dtype differ; an image is no window of the one that its label names,
             or came twice or never; the order or the windows are not random.
     """
-    try:
-        _check(job, list(batches) if kept else batches)
-    except WrongBatches as error:
-        raise WrongBatches(f"{name}: {error}") from None
-
-
-def _check(job: Job, batches: Iterable[Any]) -> None:
     seen: list[int] = []
     windows: list[tuple[int, int, bool]] = []
-    for images, labels in batches:
+    for images, labels in list(batches):  # a way's later batches must leave the earlier ones alone
         count = min(job.batch, len(job) - len(seen))
         if images.dtype != job.dtype or images.shape != (count, 3, job.side, job.side):
             raise WrongBatches(

@@ -3,16 +3,11 @@
     images [n, 3, S, S] ──written once in the peer's own format──> page cache ──> batches, labels
 
 Each gives the same: crops of one size, mirrored or not, every image once, in a new order each epoch
-(`check.py` compares every pixel). To install all of them::
-
-    apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev    # FFCV is compiled
-    pip install -e '.[vision,h5,peers]'                # in an environment of its own
+(`check.py` compares every pixel). To install all of them: ``pip install -e '.[vision,h5,peers]'``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -71,31 +66,6 @@ class Job:
         floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
         crop = [v2.RandomCrop(self.side), v2.RandomHorizontalFlip()]
         return v2.Compose([*crop, *(floats if self.floats else [])])
-
-    def orders(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the numbers of each batch of an epoch, for ways without a sampler."""
-        order = np.random.permutation(len(self))
-        for begin in range(0, len(self), self.batch):
-            yield order[begin : begin + self.batch]
-
-
-@dataclass(frozen=True)
-class Peer:
-    """One way.
-
-    Attributes:
-        name: in the table.
-        packages: it needs any one of these distributions.
-        open: returns the batches for a job; raises ImportError where a package is missing.
-        kept: whether a batch stays unchanged when the next one is made.
-        workers: worker processes.
-    """
-
-    name: str
-    packages: tuple[str, ...]
-    open: Callable[[Job], Batches]
-    kept: bool = True
-    workers: int = 0
 
 
 class Epochs:
@@ -174,104 +144,21 @@ class OverLmdb(Dataset[Any]):
             )
             self.reading = file.begin(buffers=True)
         image = np.frombuffer(self.reading.get(b"%08d" % index), np.uint8).reshape(self.shape)
-        return self.transform(read_only(image)), index
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of read-only memory
+            return self.transform(torch.from_numpy(image)), index
 
 
-def read_only(image: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """Return a tensor over memory that nobody writes to, without torch's warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.from_numpy(image)
-
-
-def over_mds(job: Job) -> Any:
-    """Return MosaicML's StreamingDataset over a local folder; it shuffles by itself."""
-    from streaming import MDSWriter, StreamingDataset
-
-    shape = ",".join(map(str, job.images.shape[1:]))
-    folder = job.folder / "mds"
-    if not folder.exists():
-        columns = {"image": f"ndarray:uint8:{shape}", "label": "int"}
-        with MDSWriter(out=str(folder), columns=columns) as writer:
-            for number, image in enumerate(job.images):
-                writer.write({"image": image, "label": number})
-
-    class Samples(StreamingDataset):
-        transform = job.transform()
-
-        def __getitem__(self, index: int) -> Any:
-            sample = super().__getitem__(index)
-            return self.transform(read_only(sample["image"])), sample["label"]
-
-    return Samples(local=str(folder), batch_size=job.batch, shuffle=True)
-
-
-def under_torch(dataset: Callable[[Job], Any], job: Job, workers: int) -> Batches:
+def under_torch(dataset: Callable[[Job], Dataset[Any]], job: Job, workers: int) -> Batches:
     """Return torch's loader over a dataset of samples; workers persist."""
-    made = dataset(job)
-    shuffle = not isinstance(made, torch.utils.data.IterableDataset)
     options: Any = {"num_workers": workers, "persistent_workers": workers > 0}
-    return DataLoader(made, job.batch, shuffle=shuffle, **options)
+    return DataLoader(dataset(job), job.batch, shuffle=True, **options)
 
 
-def over_ffcv(job: Job, copied: bool) -> Batches:
-    """Return FFCV's loader: raw images, one thread (the cheapest), compiled crop and flip.
-
-    Its random resized crop with one scale and ratio is a crop without resizing. It reuses the
-    buffers of its batches; ``copied`` copies them.
-    """
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.fields.basics import IntDecoder
-    from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import (
-        NormalizeImage,
-        RandomHorizontalFlip,
-        Squeeze,
-        ToTensor,
-        ToTorchImage,
-    )
-    from ffcv.writer import DatasetWriter
-
-    path, stored = job.folder / "images.beton", job.images.shape[2]
-    if not path.exists():
-        interleaved = [
-            (np.ascontiguousarray(image.transpose(1, 2, 0)), number)
-            for number, image in enumerate(job.images)
-        ]
-        fields = {"image": RGBImageField("raw"), "label": IntField()}
-        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
-            DatasetWriter(str(path), fields, num_workers=1).from_indexed_dataset(interleaved)
-    scale = (job.side / stored) ** 2
-    images: list[Any] = [
-        RandomResizedCropRGBImageDecoder((job.side, job.side), (scale, scale), (1.0, 1.0)),
-        RandomHorizontalFlip(),
-    ]
-    if job.floats:
-        images.append(NormalizeImage(255 * np.array(MEAN), 255 * np.array(STD), np.float32))
-    loader = Loader(
-        str(path),
-        batch_size=job.batch,
-        num_workers=1,
-        os_cache=True,
-        order=OrderOption.RANDOM,
-        drop_last=False,
-        batches_ahead=1,
-        pipelines={
-            "image": [*images, ToTensor(), ToTorchImage()],
-            "label": [IntDecoder(), ToTensor(), Squeeze([1])],
-        },
-    )
-    if not copied:
-        return loader  # type: ignore[no-any-return]
-    return Epochs(lambda: ((images.clone(), labels.clone()) for images, labels in loader))
-
-
-def over_dali(job: Job, fresh: bool) -> Batches:
+def over_dali(job: Job) -> Batches:
     """Return DALI's batches on the CPU, one thread (the cheapest), fed views of the map.
 
-    With ``fresh`` its executor gives each batch memory of its own, which torch takes over; else a
-    batch is the pipeline's buffer until the next one.
+    Its executor gives each batch memory of its own, which torch takes over.
     """
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
@@ -280,7 +167,9 @@ def over_dali(job: Job, fresh: bool) -> Batches:
     mean, std = (255 * np.array(MEAN), 255 * np.array(STD)) if job.floats else ([0.0], [1.0])
 
     def batches() -> Iterator[Any]:
-        for rows in job.orders():
+        order = np.random.permutation(len(job))
+        for begin in range(0, len(job), job.batch):
+            rows = order[begin : begin + job.batch]
             yield [source[row] for row in rows], [numbers[row] for row in rows]
 
     @pipeline_def(  # type: ignore[untyped-decorator]
@@ -288,7 +177,7 @@ def over_dali(job: Job, fresh: bool) -> Batches:
         num_threads=1,
         device_id=None,
         prefetch_queue_depth=1,
-        exec_dynamic=fresh,
+        exec_dynamic=True,
     )
     def graph() -> Any:
         images, labels = fn.external_source(
@@ -314,46 +203,20 @@ def over_dali(job: Job, fresh: bool) -> Batches:
 
     pipeline = graph()
     pipeline.build()
-    if fresh:
-        epochs = DALIGenericIterator([pipeline], ["images", "labels"], auto_reset=True)
-        return Epochs(lambda: ((batch["images"], batch["labels"].flatten()) for (batch,) in epochs))
+    epochs = DALIGenericIterator([pipeline], ["images", "labels"], auto_reset=True)
+    return Epochs(lambda: ((batch["images"], batch["labels"].flatten()) for (batch,) in epochs))
 
-    def own() -> Iterator[Any]:
-        while True:
-            try:
-                images, labels = pipeline.run()
-            except StopIteration:
-                pipeline.reset()
-                return
-            yield (
-                torch.from_numpy(np.asarray(images.as_tensor())),
-                torch.from_numpy(np.asarray(labels.as_tensor()).ravel()),
-            )
-
-    return Epochs(own)
-
-
-DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
 # Those with workers come first: they are forked before the others start threads.
-PEERS = (
-    *(
-        Peer(
-            f"{name}, {workers or 'no'} workers",
-            packages,
-            partial(under_torch, dataset, workers=workers),
-            workers=workers,
+PEERS: dict[str, Callable[[Job], Batches]] = {
+    **{
+        f"torch over {name}, {workers or 'no'} workers": partial(
+            under_torch, dataset, workers=workers
         )
-        for name, packages, dataset in (
-            ("torch over h5py", ("h5py",), OverH5py),
-            ("torch over np.memmap", ("numpy",), OverMemmap),
-            ("torch over LMDB", ("lmdb",), OverLmdb),
-            ("mosaicml-streaming", ("mosaicml-streaming",), over_mds),
-        )
+        for name, dataset in (("h5py", OverH5py), ("np.memmap", OverMemmap), ("LMDB", OverLmdb))
         for workers in (2, 0)
-    ),
-    Peer("FFCV, its buffers", ("ffcv",), partial(over_ffcv, copied=False), kept=False),
-    Peer("FFCV, copied", ("ffcv",), partial(over_ffcv, copied=True)),
-    Peer("DALI, its buffer", DALI, partial(over_dali, fresh=False), kept=False),
-    Peer("DALI, fresh memory", DALI, partial(over_dali, fresh=True)),
-)
+    },
+    "DALI, fresh memory": over_dali,
+}
+"""By name, what opens each way for a job; ImportError where its package is missing."""
+PACKAGES = ("h5py", "numpy", "lmdb", "nvidia-dali-cuda130", "nvidia-dali-cuda120")
