@@ -113,9 +113,9 @@ def test_a_cache_is_built_with_h5py_alone(tmp_path):
 
 BUILD = """
 from dataloaders.cache import precompute
-from helpers.datasets import BY_NAME
+from helpers.datasets import CASES
 
-precompute(BY_NAME["large tensors"].make()["dataset"], "x.h5", num_workers=0)
+precompute(CASES["large tensors"]()["dataset"], "x.h5", num_workers=0)
 """
 
 

@@ -14,7 +14,7 @@ from backends.synthetic import Synthetic
 from dataloaders import Backend, DataLoader
 from helpers.compare import assert_same_epochs, run_epochs, same
 from helpers.contract import BackendContract, EpochContract, in_every_process
-from helpers.datasets import BY_NAME, EVERYTHING, FEW, STREAMS
+from helpers.datasets import CASES, EVERYTHING, FEW, STREAMS
 from helpers.ends import EVERYDAY
 from helpers.processes import is_true_in_a_fork
 
@@ -30,8 +30,8 @@ class TestStock(BackendContract):
 
 def test_without_a_backend_it_is_torchs_loader_to_the_bit():
     for name in FEW:
-        ours = DataLoader(**BY_NAME[name].make())
-        theirs = torch.utils.data.DataLoader(**BY_NAME[name].make())
+        ours = DataLoader(**CASES[name]())
+        theirs = torch.utils.data.DataLoader(**CASES[name]())
         assert_same_epochs(run_epochs(ours), run_epochs(theirs))
 
 

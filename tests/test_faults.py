@@ -1,7 +1,16 @@
-"""What is interrupted at any of its steps leaves nothing wrong, and can be done again."""
+"""What is interrupted at any of its steps leaves nothing wrong, and can be done again.
 
+A step is a change of files below a folder: one is opened, synced, renamed, linked, cut or removed.
+Work that is interrupted at each of them, one after the other, has met every state that a kill, a
+Ctrl-C or a full disk can leave on the disk.
+"""
+
+import errno
 import itertools
+import os
+import signal
 import sys
+import warnings
 
 import pytest
 import torch
@@ -9,14 +18,80 @@ import torch
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, merge, precompute, verify
 from dataloaders.errors import CacheError
-from helpers import faults
 from helpers.compare import assert_same
 from helpers.datasets import Numbered
 from helpers.fake_cuda import FakeCuda, PlayedPrefetch
 from helpers.processes import Held
 
 SAMPLES = 9
-at_each_fault = pytest.mark.parametrize("fault", faults.FAULTS.values(), ids=faults.FAULTS)
+STEPS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
+ENDED = {-signal.SIGKILL: "killed", 0: "done", 3: "raised", 4: "swallowed"}
+
+
+def ctrl_c():
+    raise KeyboardInterrupt
+
+
+def disk_full():
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupted_at(step, fault, work, folder):
+    """Run ``work`` in a fork, with ``fault`` at its step of this number; return how it ended.
+
+    "killed"; "raised": the fault's error left ``work``; "swallowed": it did not, and ``work`` came
+    to its end; or "done": ``work`` has fewer steps.
+    """
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = with_fault(step, fault, work, str(folder))
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in ENDED, f"status {status} after a fault at step {step}"
+    return ENDED[status]
+
+
+def with_fault(step, fault, work, folder):
+    steps, struck, sync = 0, False, os.fsync
+
+    def count(event, args):
+        nonlocal steps, struck
+        if event not in STEPS or not isinstance(args[0], (str, bytes, os.PathLike)):
+            return
+        if struck or not os.fsdecode(args[0]).startswith(folder):
+            return
+        steps += 1
+        if steps == step:
+            struck = True
+            fault()
+
+    def counted_sync(file):
+        count("open", (folder,))
+        sync(file)
+
+    signal.alarm(60)
+    warnings.simplefilter("ignore")
+    os.fsync = counted_sync
+    sys.addaudithook(count)
+    try:
+        work()
+    except BaseException as error:
+        ours = (KeyboardInterrupt, OSError)
+        if struck and any(isinstance(e, ours) for e in (error, error.__cause__, error.__context__)):
+            return 3
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 4 if struck else 0
+
+
+at_each_fault = pytest.mark.parametrize("fault", [kill, ctrl_c, disk_full])
 step_by_step = pytest.mark.parametrize(
     "stride", [pytest.param(1, marks=pytest.mark.nightly), 11], ids=["every step", "some steps"]
 )
@@ -26,7 +101,7 @@ def interrupt_everywhere(fault, stride, work, folder, begin, check):
     """Interrupt ``work`` at each step, or at one of ``stride``, and ``check`` what it left."""
     for step in itertools.count(1, stride):
         begin()
-        ended = faults.interrupted_at(step, fault, work, folder)
+        ended = interrupted_at(step, fault, work, folder)
         check(ended)
         if ended == "done":
             break

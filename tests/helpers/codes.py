@@ -92,12 +92,6 @@ chain("v2_augmix", v2.Resize((32, 32)), v2.AugMix(), v2.ToImage())
 
 
 @code("all")
-def dict_of_a_class_of_its_own(index: int) -> Any:
-    image = v1.ToTensor()(rgb(index).resize((32, 32)))
-    return {"image": image, "label": index, "name": f"n{index}"}
-
-
-@code("all")
 def segmentation_by_functionals(index: int) -> Any:
     image, mask = rgb(index), grey(index)
     box = v1.RandomCrop.get_params(image, (32, 32))
@@ -138,19 +132,15 @@ def pillow_by_hand(index: int) -> Any:
 
 
 @code("all")
-def two_views(index: int) -> Any:
+def dict_of_two_views(index: int) -> Any:
     image, transform = rgb(index), v1.Compose([v1.RandomResizedCrop(32), *tail])
-    return transform(image), transform(image)
+    return {"views": [transform(image), transform(image)], "label": index, "name": f"n{index}"}
 
 
 @code("all")
-def five_crops(index: int) -> Any:
-    return torch.stack([F.to_tensor(each) for each in v1.FiveCrop(24)(rgb(index))])
-
-
-@code("all")
-def frames(index: int) -> Any:
-    return torch.stack([F.to_tensor(rgb(index + k).resize((9, 9))) for k in range(4)], 1)
+def five_crops_and_frames(index: int) -> Any:
+    crops = torch.stack([F.to_tensor(each) for each in v1.FiveCrop(24)(rgb(index))])
+    return crops, torch.stack([F.to_tensor(rgb(index + k).resize((9, 9))) for k in range(4)], 1)
 
 
 @code("all")

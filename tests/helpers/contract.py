@@ -43,16 +43,7 @@ from helpers.compare import (
     seed_everything,
     structure,
 )
-from helpers.datasets import (
-    BY_NAME,
-    CASES,
-    EVERYTHING,
-    FEW,
-    SIZE,
-    Case,
-    CountingStream,
-    MapDataset,
-)
+from helpers.datasets import CASES, EVERYTHING, FEW, SIZE, CountingStream, MapDataset
 from helpers.processes import Held, children, is_true_in_a_fork
 
 WORKERS: dict[str, dict[str, Any]] = {
@@ -74,8 +65,7 @@ class EpochContract:
         usual: the dataset of tests that need just one.
         options: what every loader of these tests is given.
         starts_workers: whether ``num_workers`` processes make the batches of the usual one.
-        alive: loaders that live when their script ends, each by its dataset and its options.
-        ends: how it ends in the default tests; nightly tests try every way.
+        ends: how a script with live iterators ends by day; nightly tests try every way.
     """
 
     served: ClassVar[frozenset[str]] = EVERYTHING
@@ -84,7 +74,6 @@ class EpochContract:
     usual: ClassVar[str] = "dicts"
     options: ClassVar[dict[str, Any]] = {}
     starts_workers: ClassVar[bool] = True
-    alive: ClassVar[tuple[tuple[str, dict[str, Any]], ...]] = (("large tensors", {}),)
     ends: ClassVar[tuple[str, ...]] = ("module level",)
 
     @pytest.fixture
@@ -93,21 +82,21 @@ class EpochContract:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make one test for each served dataset, nightly if it is not an everyday one."""
-        if "all_ends" in metafunc.fixturenames:
-            nightly = pytest.param(True, marks=pytest.mark.nightly, id="every")
-            by_day = [pytest.param(False, id="everyday")] if self.ends else []
-            metafunc.parametrize("all_ends", [*by_day, nightly])
-        for name, everyday in (("case", self.everyday), ("case_with_workers", FEW)):
-            if name in metafunc.fixturenames:
-                served = [case for case in CASES if case.name in self.served]
-                marks = [() if case.name in everyday else pytest.mark.nightly for case in served]
-                marked = zip(served, marks, strict=True)
-                cases = [pytest.param(case, id=case.name, marks=mark) for case, mark in marked]
-                metafunc.parametrize(name, cases)
+        nightly = pytest.mark.nightly
+        if "ways" in metafunc.fixturenames:
+            every = pytest.param(tuple(ends.SOURCES), marks=nightly, id="every")
+            by_day = [pytest.param(self.ends, id="everyday")] if self.ends else []
+            metafunc.parametrize("ways", [*by_day, every])
+        for argument, everyday in (("case", self.everyday), ("case_with_workers", FEW)):
+            if argument in metafunc.fixturenames:
+                served = [name for name in CASES if name in self.served]
+                marks = {name: () if name in everyday else nightly for name in served}
+                cases = [pytest.param(name, marks=mark) for name, mark in marks.items()]
+                metafunc.parametrize(argument, cases)
 
     def arguments(self) -> dict[str, Any]:
         """Return the usual dataset, in order, and the other arguments of a loader."""
-        return {**BY_NAME[self.usual].make(), "shuffle": False}
+        return {**CASES[self.usual](), "shuffle": False}
 
     def loader(self, backend: Backend, **arguments: Any) -> DataLoader[Any]:
         """Return a loader on the backend under test, which serves it."""
@@ -127,9 +116,9 @@ class EpochContract:
     # Structure
 
     @pytest.mark.thinned(2)
-    def test_batches_are_like_torchs(self, backend: Backend, case: Case) -> None:
-        got = run_epochs(self.loader(backend, **case.make()))
-        expected = torchs(case, 2)
+    def test_batches_are_like_torchs(self, backend: Backend, case: str) -> None:
+        got = run_epochs(self.loader(backend, **CASES[case]()))
+        expected = torchs(case)
         assert got.length == expected.length
         for ours, theirs in zip(got.batches, expected.batches, strict=True):
             self.check_batches(backend, ours, theirs)
@@ -268,29 +257,28 @@ class EpochContract:
         assert before.left_behind() == []
 
     def test_a_script_ends_cleanly_while_its_iterators_live(
-        self, backend: Backend, all_ends: bool, tmp_path: Path
+        self, backend: Backend, ways: tuple[str, ...], tmp_path: Path
     ) -> None:
+        case = "large tensors"
+        next(iter(self.loader(backend, **CASES[case]())))  # what is built once, is
         alive = []
-        for (case, options), workers in itertools.product(self.alive, WORKERS.values()):
-            given = {**self.options, **options, **workers}
-            if not workers:
-                next(iter(self.loader(backend, **{**BY_NAME[case].make(), **given})))  # built once
+        for workers in WORKERS.values():
             started = workers.get("num_workers", 0) * self.starts_workers
-            alive.append(ends.Alive(backend, case, given, started))
-        ends.assert_ends_cleanly(tmp_path, alive, ends.SOURCES if all_ends else self.ends)
+            alive.append(ends.Alive(backend, case, {**self.options, **workers}, started))
+        ends.assert_ends_cleanly(tmp_path, alive, ways)
 
     # What the plan and the device say
 
     def test_every_dataset_is_explained_and_the_others_are_refused(self, backend: Backend) -> None:
-        for case in CASES:
-            if case.name in self.served and case.name not in FEW:
+        for case, make in CASES.items():
+            if case in self.served and case not in FEW:
                 continue  # `loader` looks at those whose batches are compared
-            loader: DataLoader[Any] = DataLoader(backend=backend, **{**self.options, **case.make()})
+            loader: DataLoader[Any] = DataLoader(backend=backend, **{**self.options, **make()})
             plan = loader.explain()
             assert plan.backend == backend.name
             assert plan.runs == (plan.obstacle is None)
             assert backend.name in str(plan)
-            if case.name in self.served:
+            if case in self.served:
                 assert plan.runs, plan.obstacle
             else:
                 with pytest.raises((BackendUnavailable, CacheError), match=self.refuses):
@@ -320,12 +308,9 @@ class BackendContract(EpochContract):
     """For a backend that gives the dataset's own samples: torch's batches, to the bit.
 
     Attributes:
-        same_random_streams: whether global generators are left exactly as torch's loader leaves
-            them after an epoch (backends that draw a seed of their own say False).
         fails_in: where a loader may fail in an epoch: `fails` gives one.
     """
 
-    same_random_streams: ClassVar[bool] = True
     fails_in: ClassVar[tuple[str, ...]] = ("dataset", "collate", "sampler", "stream")
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -343,24 +328,22 @@ class BackendContract(EpochContract):
             "stream": {"dataset": FailingStream(), "batch_size": 2},
         }[place]
 
-    def check_equal(self, backend: Backend, case: Case, epochs: int = 2, **options: Any) -> None:
+    def check_equal(self, backend: Backend, case: str, **options: Any) -> None:
         """Check that epochs over ``case`` are torch's, and leave generators as torch does."""
-        got = run_epochs(self.loader(backend, **case.make(), **options), epochs)
-        expected = torchs(case, epochs, **options)
-        assert_same_epochs(got, expected, states=self.same_random_streams)
+        got = run_epochs(self.loader(backend, **CASES[case](), **options))
+        assert_same_epochs(got, torchs(case, **options))
 
     # The same as torch's loader
 
-    def test_batches_are_like_torchs(self, backend: Backend, case: Case) -> None:
+    def test_batches_are_like_torchs(self, backend: Backend, case: str) -> None:
         self.check_equal(backend, case)
 
     @pytest.mark.thinned(3)
-    def test_batches_of_workers_are_torchs(self, backend: Backend, case_with_workers: Case) -> None:
+    def test_batches_of_workers_are_torchs(self, backend: Backend, case_with_workers: str) -> None:
         self.check_equal(backend, case_with_workers, num_workers=2)
 
     def test_batches_of_persistent_workers_are_torchs(self, backend: Backend) -> None:
-        case = Case("shuffled", lambda: {**self.arguments(), "shuffle": True})
-        self.check_equal(backend, case, num_workers=2, persistent_workers=True)
+        self.check_equal(backend, self.usual, num_workers=2, persistent_workers=True)
 
     @pytest.mark.nightly
     @pytest.mark.parametrize("start", ["forkserver", "spawn"])
@@ -368,7 +351,7 @@ class BackendContract(EpochContract):
         self, backend: Backend, start: str
     ) -> None:
         for name in {self.usual, "tensors", "one tensor", "folder of photos"} & self.served:
-            arguments = {**BY_NAME[name].make(), "shuffle": False}
+            arguments = {**CASES[name](), "shuffle": False}
             started = {"num_workers": 1, "multiprocessing_context": start}
             # Torch's in one process: its batches are the same, and it starts no worker for seconds.
             theirs = torch.utils.data.DataLoader(**arguments)
@@ -391,8 +374,7 @@ class BackendContract(EpochContract):
         ours = wrap(torch.utils.data.DataLoader(**arguments), backend=backend, **self.options)
         assert ours.backend is backend
         assert len(iter(ours)) == len(ours)
-        expected = run_epochs(torch.utils.data.DataLoader(**arguments))
-        assert_same_epochs(run_epochs(ours), expected, states=self.same_random_streams)
+        assert_same_epochs(run_epochs(ours), run_epochs(torch.utils.data.DataLoader(**arguments)))
 
     def test_set_epoch_reaches_the_sampler(self, backend: Backend) -> None:
         arguments, sampler = self.arguments(), EpochSampler(range(SIZE))
@@ -415,17 +397,14 @@ class BackendContract(EpochContract):
         before = Held.now()
         loader = self.loader(backend, **arguments)
         ours = [batches_before_error(loader) for _ in range(2)]
-        key = place, self.usual, len(workers)
-        if key not in ERRORS:
-            ERRORS[key] = batches_before_error(torch.utils.data.DataLoader(**arguments))
-        assert ours == [ERRORS[key]] * 2
+        assert ours == [batches_before_error(torch.utils.data.DataLoader(**arguments))] * 2
         del loader
         gc.collect()
         assert before.left_behind() == []
 
     @pytest.mark.usefixtures("workers_end_fast")
     def test_a_sample_that_hangs_is_torchs_time_out(self, backend: Backend) -> None:
-        if "dataset" not in self.fails_in or self.usual not in ("dicts", "folder of photos"):
+        if "dataset" not in self.fails_in:
             pytest.skip(f"{backend.name} does not load this dataset's samples in workers")
         loader = self.loader(backend, dataset=MapDataset(hangs), num_workers=1, timeout=0.3)
         with pytest.raises(RuntimeError, match=r"^DataLoader timed out after 0\.3 seconds$"):
@@ -447,9 +426,9 @@ def tensors(batch: Any) -> list[torch.Tensor]:
 
 
 @functools.cache
-def torchs(case: Case, epochs: int, **options: Any) -> Epochs:
+def torchs(case: str, **options: Any) -> Epochs:
     """Return what torch's loader gives, for all backends; none of it in workers' memory."""
-    return copy.deepcopy(run_epochs(torch.utils.data.DataLoader(**case.make(), **options), epochs))
+    return copy.deepcopy(run_epochs(torch.utils.data.DataLoader(**CASES[case](), **options)))
 
 
 class Unloadable(Exception):
@@ -458,9 +437,6 @@ class Unloadable(Exception):
 
 class StepFailed(Exception):
     """An error of the training step."""
-
-
-ERRORS: dict[tuple[str, str, int], tuple[int, str]] = {}  # torch's, the same for each backend
 
 
 def train(loader: Iterable[Any]) -> None:

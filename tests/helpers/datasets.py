@@ -1,13 +1,13 @@
 """Small, picklable datasets of every kind that torch's loader takes.
 
-A `Case` makes the arguments of one loader anew, so that two loaders share no state.
+`CASES` makes the arguments of one loader anew, so that two loaders share no state.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
-    SequentialSampler,
     StackDataset,
     Subset,
     SubsetRandomSampler,
@@ -68,28 +67,22 @@ SAMPLES: dict[str, Callable[[int], Any]] = {
 
 
 class MapDataset(Dataset[Any]):
-    """``sample(index)`` for each index: of a function of a module, or of one of `SAMPLES`."""
+    """``sample(index)`` for each index; ``sample`` may be the name of one of `SAMPLES`.
 
-    def __init__(self, sample: Callable[[int], Any] | str, size: int = SIZE) -> None:
-        self.sample = sample
+    Attributes:
+        failing: the indices whose samples raise.
+        log: a file to which the index of each sample that is read is written.
+    """
+
+    failing: Collection[int] = ()
+    log: Path | None = None
+
+    def __init__(
+        self, sample: Callable[[int], Any] | str, /, size: int = SIZE, **attributes: Any
+    ) -> None:
+        self.sample: Any = sample
         self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < self.size:
-            raise IndexError(index)
-        made = SAMPLES[self.sample] if isinstance(self.sample, str) else self.sample
-        return made(index)
-
-
-class Numbered(Dataset[Any]):
-    """Samples with fixed and variable columns, and None; each read is written to ``log``."""
-
-    def __init__(self, size: int = NUMBERED, *, log: Path | None = None, shift: int = 0) -> None:
-        self.size, self.log, self.shift = size, log, shift
-        self.failing: frozenset[int] = frozenset()
+        vars(self).update(attributes)
 
     def __len__(self) -> int:
         return self.size
@@ -102,7 +95,28 @@ class Numbered(Dataset[Any]):
         if self.log is not None:
             with open(self.log, "a") as file:
                 file.write(f"{index}\n")
-        return self.sample(index)
+        sample = SAMPLES[self.sample] if isinstance(self.sample, str) else self.sample
+        return sample(index)
+
+    def reads(self) -> list[int]:
+        """Return the indices of the samples that were read."""
+        return [int(line) for line in self.log.read_text().split()] if self.log else []
+
+
+class Made(MapDataset):
+    """A longer `MapDataset`."""
+
+    def __init__(
+        self, sample: Callable[[int], Any] | str, /, size: int = NUMBERED, **attributes: Any
+    ) -> None:
+        super().__init__(sample, size, **attributes)
+
+
+class Numbered(MapDataset):
+    """Samples with fixed and variable columns, and None."""
+
+    def __init__(self, size: int = NUMBERED, *, log: Path | None = None, shift: int = 0) -> None:
+        self.size, self.log, self.shift = size, log, shift
 
     def sample(self, index: int) -> Any:
         values = np.random.default_rng(index + self.shift)
@@ -113,25 +127,9 @@ class Numbered(Dataset[Any]):
             "label": index,
         }
 
-    def reads(self) -> list[int]:
-        """Return the numbers of the samples that were read."""
-        return [int(line) for line in self.log.read_text().split()] if self.log else []
-
-
-class Made(Numbered):
-    """``make(index)`` for each index: a dataset of a user's own class, in one line."""
-
-    def __init__(self, make: Callable[[int], Any], size: int = NUMBERED, **said: Any) -> None:
-        super().__init__(size)
-        self.sample = make  # type: ignore[method-assign]
-        self.__dict__.update(said)
-
 
 def wait(seconds: float) -> None:
-    """Sleep until ``seconds`` from now."""
-    deadline = time.perf_counter() + seconds
-    while (left := deadline - time.perf_counter()) > 0:
-        time.sleep(left)
+    time.sleep(seconds)
 
 
 class Waiting(Dataset[torch.Tensor]):
@@ -215,56 +213,31 @@ def as_list(samples: list[Any]) -> list[Any]:
     return samples
 
 
-@dataclass(frozen=True)
-class Case:
-    """One way to make a loader.
-
-    Attributes:
-        name: for the test's identifier.
-        make: the dataset and the arguments of a new loader, nothing shared with an earlier call.
-    """
-
-    name: str
-    make: Callable[[], dict[str, Any]] = field(repr=False)
-
-
-def _tensors() -> TensorDataset:
+def columns(**options: Any) -> dict[str, Any]:
+    """Return a loader's arguments: a dataset of two tensors, and these options."""
     images = torch.arange(SIZE * 4, dtype=torch.float32).reshape(SIZE, 4)
-    return TensorDataset(images, torch.arange(SIZE))
+    return {"dataset": TensorDataset(images, torch.arange(SIZE)), "batch_size": 4, **options}
 
 
-def _large() -> TensorDataset:
-    """Enough for the pool, in eight batches."""
+def tensors() -> TensorDataset:
+    return columns()["dataset"]
+
+
+def large() -> TensorDataset:
+    """Return enough for the pool, in eight batches."""
     rows = torch.arange(256, dtype=torch.uint8).repeat_interleave(1 << 16)
     return TensorDataset(rows.reshape(256, 256, 256))
 
 
-def _columns(**options: Any) -> dict[str, Any]:
-    return {"dataset": _tensors(), "batch_size": 4, **options}
-
-
-def _sampled(sampler: Callable[[Any], Any], **options: Any) -> dict[str, Any]:
-    arguments = _columns(**options)
-    return {**arguments, "sampler": sampler(arguments["dataset"])}
-
-
-def _batched(sampler: Any) -> dict[str, Any]:
-    return {"dataset": _tensors(), "batch_sampler": sampler}
-
-
-def _map(sample: Callable[[int], Any] | str, **options: Any) -> dict[str, Any]:
+def samples(sample: Callable[[int], Any] | str, **options: Any) -> dict[str, Any]:
     return {"dataset": MapDataset(sample), "batch_size": 4, **options}
 
 
-def _few() -> dict[str, Any]:
-    return {"dataset": Subset(_tensors(), [7, 3, 3, 9, 0]), "batch_size": 2, "shuffle": True}
+def stream(dataset: Any, batch_size: int | None = 4, **options: Any) -> dict[str, Any]:
+    return {"dataset": dataset, "batch_size": batch_size, **options}
 
 
-def _stream(size: int | None = 4, **options: Any) -> dict[str, Any]:
-    return {"dataset": CountingStream(), "batch_size": size, **options}
-
-
-def _images(kind: str) -> dict[str, Any]:
+def images(kind: str) -> dict[str, Any]:
     from torchvision import transforms
 
     from . import photos
@@ -275,65 +248,64 @@ def _images(kind: str) -> dict[str, Any]:
     return {"dataset": getattr(photos, kind)(chain), "batch_size": 4, "shuffle": True}
 
 
-_MAKERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "tensors": _columns,
-    "tensors shuffled": lambda: _columns(shuffle=True),
-    "tensors, own generator": lambda: _columns(
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "tensors": columns,
+    "tensors shuffled": lambda: columns(shuffle=True),
+    "tensors, own generator": lambda: columns(
         shuffle=True, generator=torch.Generator().manual_seed(5)
     ),
-    "subset, last batch dropped": lambda: {**_few(), "drop_last": True},
-    "batch larger than dataset": lambda: _columns(batch_size=50),
-    "no full batch": lambda: _columns(batch_size=50, drop_last=True),
-    "empty": lambda: _sampled(SequentialSampler, dataset=TensorDataset(torch.empty(0, 3))),
-    "no batches": lambda: _columns(batch_size=None, shuffle=True),
-    "weighted sampler": lambda: _sampled(
-        lambda _: WeightedRandomSampler([float(i) for i in range(1, SIZE + 1)], 9)
+    "subset, last batch dropped": lambda: columns(
+        dataset=Subset(tensors(), [7, 3, 3, 9, 0]), batch_size=2, shuffle=True, drop_last=True
     ),
-    "replacement": lambda: _sampled(lambda data: RandomSampler(data, True, 17)),
-    "batch sampler": lambda: _batched(BatchSampler(SubsetRandomSampler(range(9)), 2, True)),
-    "sampler is a list": lambda: _sampled(lambda _: [4, 2, 4], batch_size=1),
-    "batch sampler is a list": lambda: _batched([[1, 2], [5]]),
-    "distributed sampler": lambda: _sampled(lambda data: DistributedSampler(data, 3, 1, seed=4)),
-    "one tensor": lambda: _map(tensor_sample, shuffle=True),
-    "arrays": lambda: _map("array"),
-    "pairs": lambda: _map(pair_sample, drop_last=True),
-    "dicts": lambda: _map("dict", shuffle=True),
-    "nested": lambda: _map("nested"),
-    "namedtuples": lambda: _map("point"),
-    "strings": lambda: _map("string"),
-    "dataclasses": lambda: _map("record", collate_fn=records),
-    "variable length": lambda: _map("ragged", collate_fn=pad),
-    "list of samples": lambda: _map("ragged", collate_fn=as_list, shuffle=True),
-    "custom batch": lambda: _map(pair_sample, collate_fn=CustomBatch),
-    "draws of its own": lambda: _map("drawing", shuffle=True),
+    "batch larger than dataset": lambda: columns(batch_size=50),
+    "no full batch": lambda: columns(batch_size=50, drop_last=True),
+    "empty": lambda: columns(dataset=TensorDataset(torch.empty(0, 3))),
+    "no batches": lambda: columns(batch_size=None, shuffle=True),
+    "weighted sampler": lambda: columns(sampler=WeightedRandomSampler(range(1, SIZE + 1), 9)),
+    "replacement": lambda: columns(sampler=RandomSampler(range(SIZE), True, 17)),
+    "batch sampler": lambda: {
+        "dataset": tensors(),
+        "batch_sampler": BatchSampler(SubsetRandomSampler(range(9)), 2, True),
+    },
+    "sampler is a list": lambda: columns(sampler=[4, 2, 4], batch_size=1),
+    "batch sampler is a list": lambda: {"dataset": tensors(), "batch_sampler": [[1, 2], [5]]},
+    "distributed sampler": lambda: columns(sampler=DistributedSampler(range(SIZE), 3, 1, seed=4)),
+    "one tensor": lambda: samples(tensor_sample, shuffle=True),
+    "arrays": lambda: samples("array"),
+    "pairs": lambda: samples(pair_sample, drop_last=True),
+    "dicts": lambda: samples("dict", shuffle=True),
+    "nested": lambda: samples("nested"),
+    "namedtuples": lambda: samples("point"),
+    "strings": lambda: samples("string"),
+    "dataclasses": lambda: samples("record", collate_fn=records),
+    "variable length": lambda: samples("ragged", collate_fn=pad),
+    "list of samples": lambda: samples("ragged", collate_fn=as_list, shuffle=True),
+    "custom batch": lambda: samples(pair_sample, collate_fn=CustomBatch),
+    "draws of its own": lambda: samples("drawing", shuffle=True),
     "a list": lambda: {"dataset": list(range(SIZE)), "batch_size": 3, "shuffle": True},
     "many indices at once": lambda: {"dataset": BatchedGetItems(integer_sample), "batch_size": 4},
-    "concatenated": lambda: _columns(dataset=ConcatDataset([_tensors()] * 2), shuffle=True),
-    "stacked": lambda: _columns(dataset=StackDataset(a=_tensors(), b=MapDataset(integer_sample))),
-    "large tensors": lambda: {"dataset": _large(), "batch_size": 32},
+    "concatenated": lambda: columns(dataset=ConcatDataset([tensors()] * 2), shuffle=True),
+    "stacked": lambda: columns(dataset=StackDataset(a=tensors(), b=MapDataset(integer_sample))),
+    "large tensors": lambda: {"dataset": large(), "batch_size": 32},
     "sized stream": lambda: {"dataset": SizedStream()},
-    "sized stream, last batch dropped": lambda: _stream(dataset=SizedStream(), drop_last=True),
-    "stream": _stream,
-    "stream of samples": lambda: _stream(None),
-    "data pipe": lambda: {
-        "dataset": IterableWrapper(range(SIZE)).shuffle().sharding_filter(),
-        "batch_size": 3,
-        "shuffle": True,
-    },
-    "folder of photos": lambda: _images("folder"),
-    "photos by their files": lambda: _images("Files"),
-    "pixels in memory": lambda: _images("Digits"),
-    "photos opened by own code": lambda: _images("Opened"),
+    "sized stream, last batch dropped": lambda: stream(SizedStream(), drop_last=True),
+    "stream": lambda: stream(CountingStream()),
+    "stream of samples": lambda: stream(CountingStream(), None),
+    "data pipe": lambda: stream(
+        IterableWrapper(range(SIZE)).shuffle().sharding_filter(), 3, shuffle=True
+    ),
+    "folder of photos": lambda: images("folder"),
+    "photos by their files": lambda: images("Files"),
+    "pixels in memory": lambda: images("Digits"),
+    "photos opened by own code": lambda: images("Opened"),
 }
-
-CASES = tuple(Case(name, make) for name, make in _MAKERS.items())
-BY_NAME = {case.name: case for case in CASES}
-EVERYTHING = frozenset(BY_NAME)
+"""By name, the dataset and the arguments of a new loader, which shares nothing with another one."""
+EVERYTHING = frozenset(CASES)
 STREAMS = frozenset(
-    name for name in BY_NAME if name.startswith(("stream", "sized stream", "data pipe"))
+    name for name in CASES if name.startswith(("stream", "sized stream", "data pipe"))
 )
 FEW = (
     "tensors shuffled", "no batches", "replacement", "batch sampler", "dicts", "nested", "stream",
     "custom batch", "draws of its own", "folder of photos",
 )  # fmt: skip
-"""Datasets of each kind: what is looked at where a dataset costs too much to look at all."""
+"""Datasets of each kind, for tests that are too costly for all."""

@@ -92,13 +92,13 @@ import json, multiprocessing, os, pickle, signal, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from dataloaders import DataLoader
-from helpers.datasets import BY_NAME
+from helpers.datasets import CASES
 
 WANTED, SOURCES = pickle.loads(Path("wanted").read_bytes())
 
 def begin(wanted=WANTED):
     loaders = [
-        DataLoader(**{{**BY_NAME[case].make(), **options}}, backend=backend)
+        DataLoader(**{{**CASES[case](), **options}}, backend=backend)
         for backend, case, options, _ in wanted
     ]
     iterators = [iter(loader) for loader in loaders]

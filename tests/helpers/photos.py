@@ -8,20 +8,16 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import datasets
-from torchvision.datasets.vision import VisionDataset
 
+from .datasets import SIZE
 from .pictures import noise
 from .pictures import smooth as picture
-
-SIZE = 11
-"""Images in each: prime, so that no batch size but 1 divides it."""
 
 Transform = Callable[[Any], Any] | None
 
@@ -92,7 +88,7 @@ class Opened(Dataset[Any]):
         return image if self.transform is None else self.transform(image), index
 
 
-# torchvision's own: one class of each way to open and pair files. Each takes an empty folder.
+# torchvision's own, of one file a sample and of two; each takes an empty folder.
 
 
 def photo(path: Path, seed: int, channels: int = 3) -> None:
@@ -119,23 +115,4 @@ def voc_segmentation(root: Path, **options: Any) -> Any:
     return datasets.VOCSegmentation(str(root), **options)
 
 
-def coco_detection(root: Path, **options: Any) -> Any:
-    for number in (3, 5, 8):
-        photo(root / f"{number}.jpg", number, 1 if number == 5 else 3)
-    dataset = object.__new__(datasets.CocoDetection)  # whose constructor needs pycocotools
-    VisionDataset.__init__(dataset, str(root), **options)
-    names = {number: {"file_name": f"{number}.jpg"} for number in (3, 5, 8)}
-    coco = SimpleNamespace(
-        loadImgs=lambda number: [names[number]],
-        getAnnIds=lambda number: [10 * number, 10 * number + 1],
-        loadAnns=lambda numbers: [{"id": number, "caption": f"a {number}"} for number in numbers],
-    )
-    dataset.__dict__.update(coco=coco, ids=[3, 5, 8])
-    return dataset
-
-
-OF_TORCHVISION: dict[str, Callable[..., Any]] = {
-    "image_folder": image_folder,
-    "voc_segmentation": voc_segmentation,
-    "coco_detection": coco_detection,
-}
+OF_TORCHVISION = {"image_folder": image_folder, "voc_segmentation": voc_segmentation}

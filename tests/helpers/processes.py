@@ -55,20 +55,6 @@ def run_script(
     )
 
 
-def start_script(folder: Path, source: str) -> subprocess.Popen[str]:
-    """Start ``source`` in a process group of its own, its standard output a pipe."""
-    script = folder / "script.py"
-    script.write_text(textwrap.dedent(source))
-    return subprocess.Popen(
-        [sys.executable, str(script)],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def wait_until_gone(pids: list[int], timeout: float = 10) -> list[int]:
     """Wait for each process to end; return those still there after ``timeout`` seconds."""
     processes = []
