@@ -99,7 +99,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median, smallest and largest of a ratio that was measured once a round."""
+    """The median, smallest and largest of a ratio that is measured once a round."""
 
     median: float
     low: float
@@ -122,32 +122,18 @@ class Timings:
     cpu: tuple[float, ...]
 
     def median(self, clock: Clock = "wall") -> float:
-        return statistics.median(self._values(clock))
-
-    def low(self, clock: Clock = "wall") -> float:
-        """Return the smallest value, which other processes disturbed least."""
-        return min(self._values(clock))
-
-    def high(self, clock: Clock = "wall") -> float:
-        return max(self._values(clock))
+        return statistics.median(getattr(self, clock))
 
     def ratio(self, base: Timings, clock: Clock = "cpu") -> Ratio:
         """Return this way's time divided by ``base``'s, round by round."""
-        pairs = zip(self._values(clock), base._values(clock), strict=True)
-        ratios = [ours / max(theirs, 1e-9) for ours, theirs in pairs]
+        pairs = zip(getattr(self, clock), getattr(base, clock), strict=True)
+        ratios = [time / max(base_time, 1e-9) for time, base_time in pairs]
         return Ratio(statistics.median(ratios), min(ratios), max(ratios))
-
-    def _values(self, clock: Clock) -> tuple[float, ...]:
-        return self.wall if clock == "wall" else self.cpu
-
-
-def _call(way: Callable[[], object]) -> None:
-    way()
 
 
 def interleave(
     ways: Mapping[str, T],
-    run: Callable[[T], object] = _call,
+    run: Callable[[T], object] = lambda way: way(),  # type: ignore[operator]
     *,
     rounds: int,
     warmups: int = 1,
@@ -197,7 +183,7 @@ def timing_rows(timings: Mapping[str, Timings], per: float, base: str, label: st
         (
             label + name,
             times.median("cpu") * per,
-            times.low("cpu") * per,
+            min(times.cpu) * per,
             times.median() * per,
             None if name == base or base not in timings else str(times.ratio(timings[base])),
         )
@@ -284,12 +270,12 @@ def version_of(*distributions: str) -> str | None:
 
 
 def discover() -> list[Case]:
-    """Return the cases of all modules, in the order of their names."""
+    """Return the cases of all modules, in the order of the modules' names."""
     return [case for module in modules() for case in cases_of(module)]
 
 
 def modules() -> list[str]:
-    """Return the names of the benches, such as "cache.read"; a folder answers one question."""
+    """Return the names of the benches, such as "cache.read"."""
     files = Path(__file__).parent.glob("*/*.py")
     names = (f"{file.parent.name}.{file.stem}" for file in files if file.stem != "__init__")
     return sorted(name for name in names if not name.startswith(("peers.", "tests.")))

@@ -33,17 +33,3 @@ def textbook(loader: Iterable[Any], device: torch.device) -> Iterator[Any]:
             leaf.record_stream(torch.cuda.current_stream())
         following = load()
         yield batch
-
-
-def timm(loader: Any, device: torch.device) -> Any:
-    """Return timm's PrefetchLoader, or None where it is not installed or has changed."""
-    try:
-        from timm.data.loader import PrefetchLoader
-
-        # It always normalises; with these numbers that changes nothing.
-        made = PrefetchLoader(loader, mean=(0.0,) * 3, std=(1 / 255,) * 3, device=device)
-        next(iter(made))
-    except Exception as error:
-        print(f"prefetch: timm's way is left out: {error!r}")
-        return None
-    return made

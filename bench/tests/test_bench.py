@@ -5,9 +5,12 @@ import gzip
 import json
 import subprocess
 import sys
+import time
 
 import pytest
+import torch
 
+from bench import gpu
 from bench.__main__ import main
 from bench.harness import (
     RESULTS,
@@ -47,27 +50,25 @@ def test_every_case_runs_tiny(module):
         assert markdown(case, result, {}).startswith(f"# {case.name}\n\n{case.question}\n\nBar: ")
 
 
-def test_ways_take_turns():
+def test_ways_take_turns_and_ratios_are_taken_round_by_round():
     timings = interleave({"a": "a", "b": "b"}, (order := []).append, rounds=2, warmups=1)
     assert "".join(order) == "ba" + "ab" + "ba"
     assert {name: len(value.wall) for name, value in timings.items()} == {"a": 2, "b": 2}
-
-
-def test_children_count_as_cpu():
-    burn = [sys.executable, "-c", "sum(range(3_000_000))"]
-    way = {"child": lambda: subprocess.run(burn, check=True)}
-    alone = interleave(way, rounds=1, warmups=0)["child"]
-    counted = interleave(way, rounds=1, warmups=0, children=True)["child"]
-    assert counted.median("cpu") > alone.median("cpu")
-
-
-def test_ratios_are_taken_round_by_round():
     ours = Timings((2.0, 9.0, 3.0), (1.0, 1.0, 1.0))
     base = Timings((1.0, 3.0, 3.0), (2.0, 2.0, 2.0))
     ratio = ours.ratio(base, "wall")
     assert (ratio.median, ratio.low, ratio.high) == (2.0, 1.0, 3.0)
     assert str(ours.ratio(base, "cpu")) == "0.500 (0.500 to 0.500)"
-    assert (ours.median(), ours.low(), ours.high()) == (3.0, 2.0, 9.0)
+    assert (ours.median(), ours.median("cpu")) == (3.0, 1.0)
+
+
+def test_children_count_as_cpu():
+    burn = {"child": lambda: subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"])}
+    alone, counted = (
+        interleave(burn, rounds=1, warmups=0, children=children)["child"].median("cpu")
+        for children in (False, True)
+    )
+    assert counted > alone
 
 
 def test_results_are_saved_as_json_and_markdown(tmp_path):
@@ -90,16 +91,18 @@ def test_the_command_line(capsys):
     assert "no case is called no_such_case; the names are: " in capsys.readouterr().out
 
 
+# Tables in the docs
+
+
 @pytest.mark.parametrize(
     ("page", "name"),
     [("dali", "dali"), ("transforms", "calls"), ("how-the-check-works", "third_party")],
 )
 def test_a_table_in_the_docs_is_the_kept_result(page, name):
     text = (RESULTS.parents[1] / "docs" / f"{page}.md").read_text()
-    kept = RESULTS / f"{name}.md"
+    kept = (RESULTS / f"{name}.md").read_text()
     assert f"<!-- bench/results/{name}.md -->" in text
-    if kept.exists():  # a bench that was never run in full has its headings only
-        assert with_table(text, name, kept.read_text()) == text
+    assert with_table(text, name, kept) == text
 
 
 def test_a_saved_result_goes_into_the_docs_in_the_columns_that_are_there():
@@ -110,6 +113,9 @@ def test_a_saved_result_goes_into_the_docs_in_the_columns_that_are_there():
         f"A\n<!-- bench/results/toy.md -->\n{table}<!-- end -->\nB"
     )
     assert with_table("no table", "toy", kept) == "no table"
+
+
+# Scripts of others
 
 
 def test_scripts_of_others_are_listed_with_data_made_for_them(tmp_path):
@@ -127,3 +133,40 @@ def test_scripts_of_others_are_listed_with_data_made_for_them(tmp_path):
     assert one.command == (str(script), "--", "--epochs", "20")
     assert (one.folder.parent / "data" / "MNIST" / "raw").is_dir()
     assert len(list((code / "run" / "photos" / "train" / "cat").iterdir())) == 8
+
+
+# What needs a GPU
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would run all of it")
+def test_without_a_gpu_nothing_runs(capsys, tmp_path):
+    target = tmp_path / "gpu.json"
+    assert main(["--gpu", "--tiny", f"--json={target}"]) == 0
+    assert "no CUDA device here; nothing was run" in capsys.readouterr().out
+    assert not target.exists()
+
+
+@pytest.mark.nightly
+def test_each_case_runs_alone_and_the_one_after_a_failed_one_runs(tmp_path):
+    def unknown(name, limit_s=60.0):
+        return Case(name, "Does it run?", "it does", lambda scale: None, True, limit_s)
+
+    target, (known,) = tmp_path / "gpu.json", cases_of("loaders.device_tail")
+    cases = [unknown("a: not there"), unknown("b: slow", limit_s=0.1), known]
+    assert not gpu.run_cases(cases, target, time.monotonic() + 100, tiny=True)
+    *failed, done = json.loads(target.read_text())["cases"]
+    assert [entry["failed"] for entry in failed] == ["exit status 2", "stopped after 0 s"]
+    assert done["name"] == "device_tail_gpu"
+    assert done["rows"]
+    assert not gpu.run_cases([known], target, time.monotonic())
+    (entry,) = json.loads(target.read_text())["cases"]
+    assert entry["failed"] == "not run: no time was left"
+
+
+@pytest.mark.nightly
+def test_the_command_selects_the_tests_marked_gpu(tmp_path):
+    command = [*gpu.pytest(tmp_path / "gpu.xml", 60), "--collect-only", "-p", "no:xdist"]
+    command = [word for word in command if word not in ("-n", "4", "--dist", "loadfile")]
+    listed = subprocess.run(command, cwd=gpu.ROOT, capture_output=True, text=True).stdout
+    assert "test_prefetch_cuda.py" in listed
+    assert "test_contract.py" in listed
