@@ -28,8 +28,7 @@ hypothesis.settings.load_profile("no deadline")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # "forkserver" pickles what workers get, as "spawn" does, but its workers need no seconds to import
-# torch. The contract of backends and a few tests use both; all others use the first, and so does
-# `helpers.warm`.
+# torch. The contract of backends and a few tests use both; all others use the first.
 multiprocessing.set_forkserver_preload(["torchvision.datasets", "torchvision.transforms.v2"])
 
 

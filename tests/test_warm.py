@@ -21,6 +21,7 @@ ENDS = [
     "import atexit; atexit.register(print, 'last'); raise KeyError(1)",
     "e = threading.Event()\nthreading.Thread(target=lambda: print(e.wait(9))).start(); e.set()",
     "warnings.warn('hm')",
+    "kept = type('Kept', (), {'__del__': lambda self: print('cleared')})()",
 ]
 KINDS = {"script": ["program.py"], "-c": ["-c"], "-m": ["-m", "program"]}
 
