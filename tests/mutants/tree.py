@@ -36,12 +36,13 @@ from typing import NoReturn
 
 import hypothesis
 import pytest
+import torch.utils.data
 
 __all__ = ["ROOT", "Tests", "Tree"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_HEAVY = ("torch.utils.data", "torch.distributed", "torchvision.transforms.v2", "PIL.Image", "h5py")
+_HEAVY = ("torch.distributed", "torchvision.transforms.v2", "PIL.Image", "h5py")
 _OPTIONS = ["-x", "-q", "--ff", "--tb=line", "-p", "no:xdist", "--hypothesis-profile=mutants"]
 # hypothesis is imported before pytest runs, and need not be rewritten.
 _OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
@@ -56,6 +57,8 @@ class Tree:
         for name in _HEAVY:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
+        # Torch gives a worker that has raised 5 s to end: as long as a test may take at least.
+        torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
         # The same examples each time, and no minutes spent on making one smaller.
         phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
         hypothesis.settings.register_profile(
