@@ -10,6 +10,7 @@ interpreter: `sys.executable`.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
@@ -24,13 +25,14 @@ _AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "CUDA_", "
 """Variables that are read when an interpreter or torch starts, by how their names begin."""
 
 SERVER = r"""
-import gc, importlib, json, multiprocessing.process, os, runpy, select, signal, sys, tempfile, types
-import warnings
+import atexit, gc, importlib, json, os, runpy, select, signal, sys, tempfile, types, warnings
+from multiprocessing import process
 
 import numpy
 import torchvision.datasets, torchvision.transforms.v2
 
 gc.freeze()  # else a collection copies what the forks share
+atexit.register(gc.unfreeze)  # else nanobind reports what is never freed as leaks
 for REQUEST in sys.stdin:
     WORDS, CWD, ENV, OUTPUTS, TIMEOUT = json.loads(REQUEST)
     if (PID := os.fork()) == 0:
@@ -54,7 +56,7 @@ for NUMBER, NAME in enumerate([os.devnull, *OUTPUTS]):
 os.chdir(CWD)
 os.environ.clear()
 os.environ.update(ENV)
-multiprocessing.process.ORIGINAL_DIR = CWD
+process.ORIGINAL_DIR = CWD
 numpy.random.seed()
 tempfile.tempdir = None  # TMPDIR says where
 importlib.invalidate_caches()
@@ -96,7 +98,9 @@ def begin() -> tuple[dict[str, str], subprocess.Popen[str]]:
     """
     command = [sys.executable, "-c", SERVER]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return _at_start(os.environ), subprocess.Popen(command, **pipes, start_new_session=True)
+    server = subprocess.Popen(command, **pipes, start_new_session=True)
+    atexit.register(server.communicate)  # closes its input, so that it ends
+    return _at_start(os.environ), server
 
 
 def run(
