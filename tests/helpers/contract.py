@@ -83,10 +83,9 @@ class EpochContract:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make one test for each served dataset, nightly if it is not an everyday one."""
         nightly = pytest.mark.nightly
-        if "ways" in metafunc.fixturenames:
-            every = pytest.param(tuple(ends.SOURCES), marks=nightly, id="every")
-            by_day = [pytest.param(self.ends, id="everyday")] if self.ends else []
-            metafunc.parametrize("ways", [*by_day, every])
+        if "way" in metafunc.fixturenames:
+            marks = {way: () if way in self.ends else nightly for way in ends.SOURCES}
+            metafunc.parametrize("way", [pytest.param(way, marks=m) for way, m in marks.items()])
         for argument, everyday in (("case", self.everyday), ("case_with_workers", FEW)):
             if argument in metafunc.fixturenames:
                 served = [name for name in CASES if name in self.served]
@@ -257,7 +256,7 @@ class EpochContract:
         assert before.left_behind() == []
 
     def test_a_script_ends_cleanly_while_its_iterators_live(
-        self, backend: Backend, ways: tuple[str, ...], tmp_path: Path
+        self, backend: Backend, way: str, tmp_path: Path
     ) -> None:
         case = "large tensors"
         next(iter(self.loader(backend, **CASES[case]())))  # what is built once, is
@@ -265,7 +264,7 @@ class EpochContract:
         for workers in WORKERS.values():
             started = workers.get("num_workers", 0) * self.starts_workers
             alive.append(ends.Alive(backend, case, {**self.options, **workers}, started))
-        ends.assert_ends_cleanly(tmp_path, alive, ways)
+        ends.assert_ends_cleanly(tmp_path, alive, way)
 
     # What the plan and the device say
 

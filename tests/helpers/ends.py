@@ -1,18 +1,9 @@
-"""Scripts that end in various ways while their iterators live.
-
-    test ──> an interpreter ──fork──> one child for each way, which begins and then ends
-                            <──────── its exit status, its output, which workers are left
-
-A child is forked before it has made anything, and ends as any interpreter does: exit handlers run,
-and modules are cleared. All ways run at once.
-"""
+"""Scripts that end in various ways while their iterators live."""
 
 from __future__ import annotations
 
-import json
 import pickle
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,14 +78,15 @@ EVERYDAY = ("module level", "Ctrl-C", "killed workers")
 _STATUS = {"sys.exit in the loop": 3, "error in the loop": 1, "Ctrl-C": -2, "SIGTERM": -15}
 _LAST_LINE = {"error in the loop": "ValueError: the step failed", "Ctrl-C": "KeyboardInterrupt"}
 
-_SCRIPT = f"""
-import json, multiprocessing, os, pickle, signal, sys, threading, time
-from pathlib import Path
+_BEGIN = f"""
+import multiprocessing, os, pickle, signal, sys, threading, time
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from dataloaders import DataLoader
 from helpers.datasets import CASES
 
-WANTED, SOURCES = pickle.loads(Path("wanted").read_bytes())
+with open("wanted", "rb") as file:
+    WANTED = pickle.load(file)
+signal.alarm(100)  # it ends too if nobody asks it to any more
 
 def begin(wanted=WANTED):
     loaders = [
@@ -105,32 +97,15 @@ def begin(wanted=WANTED):
     batches = [next(iterator) for iterator in iterators]
     print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)
     return loaders, iterators, batches
-
-PIDS = {{}}
-for END, SOURCE in SOURCES.items():
-    if (PID := os.fork()) == 0:
-        os.setpgid(0, 0)
-        signal.alarm(100)  # it ends too if nobody asks it to any more
-        os.dup2(os.open(END + ".out", os.O_WRONLY | os.O_CREAT), 1)
-        os.dup2(os.open(END + ".err", os.O_WRONLY | os.O_CREAT), 2)
-        break
-    PIDS[END] = PID
-else:
-    ENDED = {{
-        end: (os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
-              Path(end + ".out").read_text(), Path(end + ".err").read_text())
-        for end, pid in PIDS.items()
-    }}
-    Path("ended").write_text(json.dumps(ENDED))
-    os._exit(0)
-exec(compile(SOURCE, END, "exec"))
 """
 
 
 class Alive(NamedTuple):
-    """A loader whose iterator lives when its script ends: a `Case` by name, and more options.
+    """A loader whose iterator lives when its script ends.
 
     Attributes:
+        case: its dataset and first options, by their name in `datasets.CASES`.
+        options: more of them.
         workers: how many processes the iterator has.
     """
 
@@ -141,38 +116,28 @@ class Alive(NamedTuple):
 
 
 def assert_ends_cleanly(
-    folder: Path,
-    alive: Sequence[Alive],
-    ends: Iterable[str] = SOURCES,
-    *,
-    python: Path | None = None,
+    folder: Path, alive: Sequence[Alive], way: str, *, python: Path | None = None
 ) -> None:
     """Assert that a script with these iterators ends as it should: in silence, nothing left over.
 
     Args:
-        folder: where the scripts run.
+        folder: where the script runs.
         alive: what lives.
-        ends: how it ends, of `SOURCES`.
+        way: how it ends, of `SOURCES`.
         python: an interpreter that knows its own packages only; None: this one.
     """
-    sources = {end: textwrap.dedent(SOURCES[end]) for end in ends}
-    (folder / "wanted").write_bytes(pickle.dumps(([tuple(each) for each in alive], sources)))
-    other = {} if python is None else {"python": python, "env": {"PYTHONPATH": ""}}
-    done = run_script(folder, _SCRIPT, fresh=True, **other)
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout, done.stderr) == ("", "")
-    ended = json.loads((folder / "ended").read_text())
-    assert list(ended) == list(sources)
+    (folder / "wanted").write_bytes(pickle.dumps([tuple(each) for each in alive]))
+    other: dict[str, Any] = {}
+    if python is not None:
+        other = {"fresh": True, "python": python, "env": {"PYTHONPATH": ""}}
+    done = run_script(folder, _BEGIN + SOURCES[way], **other)
+    errors = "" if way == "SIGTERM" else done.stderr  # workers may complain that a parent is gone
+    last = _LAST_LINE.get(way)
+    assert errors.splitlines()[-1:] == ([last] if last else []), errors
+    assert errors.count("Traceback") == bool(last), errors
+    assert done.returncode == _STATUS.get(way, 0)
+    pids, *lines = done.stdout.splitlines()
     workers_of = [each.workers for each in alive if each.workers]
-    for end, (status, output, errors) in ended.items():
-        if end == "SIGTERM":
-            errors = ""  # torch's workers may complain that their parent is gone
-        last = _LAST_LINE.get(end)
-        assert errors.splitlines()[-1:] == ([last] if last else []), f"{end}: {errors}"
-        assert errors.count("Traceback") == bool(last), f"{end}: {errors}"
-        assert status == _STATUS.get(end, 0), end
-        workers, *lines = output.splitlines()
-        died = end == "killed workers"
-        assert lines == ["died"] * (len(workers_of) * died), f"{end}: {lines}"
-        assert end == "forked child" or len(workers.split()) == sum(workers_of), end
-        assert wait_until_gone([int(pid) for pid in workers.split()]) == [], end
+    assert lines == ["died"] * (len(workers_of) * (way == "killed workers"))
+    assert way == "forked child" or len(pids.split()) == sum(workers_of)
+    assert wait_until_gone([int(pid) for pid in pids.split()]) == []

@@ -52,6 +52,7 @@ def run_script(
         text=True,
         timeout=timeout,
         check=False,
+        start_new_session=True,  # Ctrl-C in it is not this process's
     )
 
 
