@@ -83,7 +83,7 @@ def with_fault(step, fault, work, folder):
     try:
         work()
     except BaseException as error:
-        ours = (KeyboardInterrupt, OSError)
+        ours = (KeyboardInterrupt, OSError, CacheError)  # a file that cannot be read has its own
         if struck and any(isinstance(e, ours) for e in (error, error.__cause__, error.__context__)):
             return 3
         sys.excepthook(*sys.exc_info())

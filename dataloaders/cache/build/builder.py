@@ -343,6 +343,11 @@ class _Builder:
 
     def _finish(self, parts: list[Part]) -> None:
         """Make the cache of all parts, and remove what it does not need."""
+        if missing := missing_in(range(self.source.length), parts):
+            raise CacheError(
+                f"{self.folder.path}: the part with sample {missing[0].start} is not there, or cannot "
+                "be read now; call again to go on"
+            )
         failed = next((part for part in parts if part.failed), None)
         if failed is not None and not any(part.index.rows for part in parts):
             number, why = CachedDataset(failed.path).failed[0]
