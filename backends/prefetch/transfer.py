@@ -140,12 +140,11 @@ class StreamTransfer(Transfer):
     def receive(self, sent: Sent) -> Batch:
         """Let the current stream wait for the copies, and for nothing else on the side stream."""
         stream = self._device.current_stream()
-        sent.received = True
         if self._received is not None:
             # After all that the consumer has queued until now, the one before is finished.
             before, its_stream = self._received
             before.finished = tuple(map(self._device.record, {its_stream, stream}))
-        self._received = sent, stream
+        self._received, sent.received = (sent, stream), True
         self._device.stream_waits(stream, sent.copied)
         batch, sent.batch = sent.batch, None
         for leaf in leaves(batch):
