@@ -345,8 +345,8 @@ class _Builder:
         """Make the cache of all parts, and remove what it does not need."""
         if missing := missing_in(range(self.source.length), parts):
             raise CacheError(
-                f"{self.folder.path}: the part with sample {missing[0].start} is not there or cannot be "
-                "read now; call again to go on"
+                f"{self.folder.path}: the part with sample {missing[0].start} is not there, or "
+                "cannot be read now; call again to go on"
             )
         failed = next((part for part in parts if part.failed), None)
         if failed is not None and not any(part.index.rows for part in parts):
