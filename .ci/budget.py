@@ -8,7 +8,9 @@ tests/skips.txt, because a backend that begins to refuse a dataset shows up nowh
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
@@ -23,11 +25,14 @@ def main(report: str) -> int:
     """Return 1 if any budget is exceeded, else 0."""
     (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
     cases = suite.findall("testcase")
-    seconds = {f"{case.get('classname')}::{case.get('name')}": _seconds(case) for case in cases}
+    seconds = {_name(case): _seconds(case) for case in cases}
     slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)
     print(f"The {SHOWN} slowest of {len(cases)} tests, seconds:")
     for name in slowest[:SHOWN]:
         print(f"{seconds[name]:7.2f}  {name}")
+    # Again, alone: a worker of the test before that ends, or a neighbour, is not a test's own time.
+    alone = _seconds_alone([name for name in slowest if seconds[name] > TEST_S])
+    seconds.update({name: min(took, seconds[name]) for name, took in alone.items()})
     faults = [
         f"{name} takes {seconds[name]:.1f} s, more than {TEST_S:.0f}: shorten or mark nightly"
         for name in slowest
@@ -41,6 +46,29 @@ def main(report: str) -> int:
     verdict = "over budget" if faults else "within budget"
     print(f"{_seconds(suite):.0f} s of {TOTAL_S:.0f}: {verdict}")
     return int(bool(faults))
+
+
+def _seconds_alone(names: list[str]) -> dict[str, float]:
+    """Run these tests one after the other, in one process; return the seconds of each call."""
+    if not names:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = [sys.executable, "-m", "pytest", "--junitxml", str(report)]
+        subprocess.run([*command, *map(_node, names)], check=False)
+        return {_name(case): _seconds(case) for case in ElementTree.parse(report).iter("testcase")}
+
+
+def _node(name: str) -> str:
+    """Return what pytest calls the test that the report calls ``tests.test_x.TestY::test_z``."""
+    place, _, test = name.partition("::")
+    parts = place.split(".")
+    at = next(at for at, part in enumerate(parts) if part.startswith("test_"))
+    return "::".join(["/".join(parts[: at + 1]) + ".py", *parts[at + 1 :], test])
+
+
+def _name(case: ElementTree.Element) -> str:
+    return f"{case.get('classname')}::{case.get('name')}"
 
 
 def _seconds(element: ElementTree.Element) -> float:
