@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Subset
 from dataloaders import registry
 from dataloaders.errors import last_line
 from dataloaders.loader import wrap
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import view_of
 from dataloaders.tuning.trial import driven, observe
 
@@ -27,7 +28,7 @@ _SHARE = 0.25  # of the time that is left, for the fewest samples
 class SmallCache:
     """Holds what a cache of some samples costs."""
 
-    seconds_per_batch: float  # to read a batch, in one worker
+    seconds_per_batch: float  # to read a batch, in one worker or, without workers, in this process
     bytes_per_sample: float
 
 
@@ -81,7 +82,10 @@ def build(dataset: Any, path: str | Path, loader: Any, images: Any = None) -> An
 
 
 def _seconds_to_read(loader: Any, some: Any, size: int, path: Path) -> float:
-    """Return the seconds of a batch of the loader's size from the cache, in one worker."""
+    """Return the seconds of a batch of the loader's size from the cache.
+
+    In one worker, or in this process if the loader has no workers: then nothing is passed on.
+    """
     keys: Any = RandomSampler(some, True, 1 << 40, generator=torch.Generator())
     whole = loader.batch_sampler is not None
     view = view_of(
@@ -89,10 +93,11 @@ def _seconds_to_read(loader: Any, some: Any, size: int, path: Path) -> float:
         dataset=some,
         **({"batch_sampler": BatchSampler(keys, size, False)} if whole else {"sampler": keys}),
         generator=torch.Generator(),  # nothing is drawn from the user's
-        num_workers=1,
-        prefetch_factor=2,
+        num_workers=min(1, loader.num_workers),
+        prefetch_factor=2 if loader.num_workers else None,
         persistent_workers=False,
     )
     read = wrap(view, backend=registry.load("h5")(path))  # type: ignore[call-arg]
-    trial = observe(read, stepping=False, seconds=_READ_S)
-    return driven(trial, lambda batch: None).seconds_per_batch.estimate
+    with random_states_kept():  # without workers, random transforms run in this process
+        trial = observe(read, stepping=False, seconds=_READ_S)
+        return driven(trial, lambda batch: None).seconds_per_batch.estimate
