@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from dataloaders.bottleneck.evidence.corrections import corrected
-from dataloaders.measuring.intervals import Segment, block_of
+from dataloaders.bottleneck.evidence.corrections import Segment, block_of, corrected
 
 STEP_S = 0.01
 

@@ -9,14 +9,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.check.played import HostOn, VirtualTime
-from dataloaders.bottleneck import check_bottleneck
-from dataloaders.bottleneck.placement import Placement
-from dataloaders.bottleneck.resident import Pool
+from dataloaders.bottleneck import check_bottleneck, placement, resident
 from dataloaders.errors import CheckError
 
 
 def filled(*batches):
-    pool = Pool()
+    pool = resident.Pool()
     for batch in batches:
         pool.keep(batch)
     pool.place([None])  # of one tensor each
@@ -25,7 +23,7 @@ def filled(*batches):
 
 @pytest.mark.parametrize(("kilobytes", "kept"), [(1, 8), (4, 3), (100, 2)])
 def test_as_many_batches_are_kept_as_fit_into_memory_and_at_least_two(kilobytes, kept):
-    pool = Pool(most_bytes=36 << 10)
+    pool = resident.Pool(most_bytes=36 << 10)
     while pool.wants_more:
         pool.keep(torch.zeros(kilobytes << 10, dtype=torch.uint8))
     assert len(pool) == kept
@@ -42,7 +40,7 @@ def test_batches_that_vary_are_replaced_by_later_ones():
 
 def test_real_blocks_of_varied_shapes_hold_no_batch_and_copy_none_inside_the_clock(monkeypatch):
     """Held pinned ones make the loader pin new memory for each; a copy is no step's time."""
-    time, record = VirtualTime(), Pool.record
+    time, record = VirtualTime(), resident.Pool.record
     done, delivered, held = [], [], []
 
     class Clock(HostOn):
@@ -70,7 +68,7 @@ def test_real_blocks_of_varied_shapes_hold_no_batch_and_copy_none_inside_the_clo
         time.sleep(0.01)
         held.append(sum(one() is not None for one in delivered[-50:]))
 
-    monkeypatch.setattr(Pool, "record", recorded)
+    monkeypatch.setattr(resident.Pool, "record", recorded)
     check_bottleneck(Varied(), step, budget_s=4, clock=Clock(time))
     assert re.search("copy mark (mark )+wait", "".join(done))
     assert not re.search("mark copy", "".join(done))
@@ -87,7 +85,7 @@ def test_a_full_device_gets_as_many_resident_batches_as_fit(fit, monkeypatch):
             raise torch.OutOfMemoryError("the device is full")
         return batch.to("meta")
 
-    monkeypatch.setattr(Pool, "_moved", moved)
+    monkeypatch.setattr(resident.Pool, "_moved", moved)
     pool = filled(*(torch.full((4,), float(value)) for value in range(8)))
     pool.place([torch.device("meta")])
     if fit < 2:
@@ -102,7 +100,7 @@ def test_a_full_device_gets_as_many_resident_batches_as_fit(fit, monkeypatch):
 @pytest.mark.parametrize(("fit", "kept"), [(8, 8), (4, 4), (1, 2)])
 def test_of_batches_on_a_device_as_many_are_kept_as_fit(fit, kept, monkeypatch):
     """Twice a batch has to be free, for the step; two are kept without asking."""
-    pool = Pool()
+    pool = resident.Pool()
     accelerator = {
         "get_memory_info": lambda device: ((fit - len(pool)) * 1024, 2**30),
         "memory_reserved": lambda device: 0,
@@ -120,11 +118,11 @@ def test_of_batches_on_a_device_as_many_are_kept_as_fit(fit, kept, monkeypatch):
 def test_placement_sees_which_leaves_the_step_copies_away():
     batch = {"x": torch.zeros(2, 3), "lengths": torch.tensor([1, 2]), "y": torch.zeros(2)}
     static = torch.empty(2, device="meta")
-    with Placement(batch) as placement:
+    with placement.Placement(batch) as watched:
         batch["x"].to("meta", non_blocking=True)
         static.copy_(batch["y"])
         batch["x"].double()  # a copy, but not to another device
-    assert placement.devices == [torch.device("meta"), None, torch.device("meta")]
+    assert watched.devices == [torch.device("meta"), None, torch.device("meta")]
 
 
 @pytest.mark.parametrize(
@@ -138,17 +136,17 @@ def test_placement_sees_which_leaves_the_step_copies_away():
 )
 def test_placement_sees_that_something_computed_from_the_batch_is_copied(derive):
     batch = {"x": torch.ones(2, 3)}
-    with Placement(batch) as placement:
+    with placement.Placement(batch) as watched:
         torch.zeros(7).to("meta")  # of the step's own
-        assert not placement.derived
+        assert not watched.derived
         derive(batch["x"]).to("meta")
-    assert placement.derived
-    assert placement.devices == [None]
+    assert watched.derived
+    assert watched.devices == [None]
 
 
 @pytest.mark.gpu
 def test_pinned_batches_stay_pinned_in_the_host_pool():
-    pool = Pool()
+    pool = resident.Pool()
     pool.keep(torch.zeros(4).pin_memory())
     pool.place([torch.device("cuda", 0)])
     assert pool.issue("host", 1)[0].is_pinned()
@@ -158,7 +156,7 @@ def test_pinned_batches_stay_pinned_in_the_host_pool():
 @pytest.mark.gpu
 def test_placement_finds_the_cuda_device_of_a_real_step():
     batch = [torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64)]
-    with Placement(batch) as placement:
+    with placement.Placement(batch) as watched:
         x, y = (leaf.to("cuda", non_blocking=True) for leaf in batch)
         (x.sum() + y.sum()).item()
-    assert [str(device) for device in placement.devices] == ["cuda:0", "cuda:0"]
+    assert [str(device) for device in watched.devices] == ["cuda:0", "cuda:0"]
