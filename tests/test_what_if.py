@@ -139,7 +139,7 @@ def on_played_time(make, load_s, step_s, **options):
 
 
 def test_transforms_and_functions_have_their_shares():
-    report = checked(Transformed(400, 0.002), workers=1, budget_s=3)
+    report = checked(Transformed(400, 0.002), workers=1, budget_s=1.5)
     shares = {row.call.partition(" ")[0]: row.share for row in report.preparation}
     assert list(shares.values()) == sorted(shares.values(), reverse=True)
     assert shares["Slow"] > 2 * shares["Quick"]
