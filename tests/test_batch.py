@@ -281,6 +281,13 @@ def test_arrays_count_towards_the_size_of_a_batch():
     assert tree.nbytes(batch) == 6 + 20
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_have_a_size(layout):
+    nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)], layout=layout)
+    assert tree.nbytes([nested]) == 9 * 4
+
+
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_long_lists_of_strings_are_not_walked(kind):
     """A batch of tokens would cost more to walk than to make."""

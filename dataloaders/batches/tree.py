@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import math
 from array import array
 from collections.abc import (
     Callable,
@@ -96,8 +95,10 @@ def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = True) 
 
 def nbytes(batch: Batch) -> int:
     """Return the bytes of the tensors and arrays in ``batch`` (views counted at their own size)."""
-    arrays = _leaves(batch, (np.ndarray, torch.Tensor))
-    return sum(math.prod(each.shape) * each.dtype.itemsize for each in arrays)
+    tensors, arrays = leaves(batch), _leaves(batch, np.ndarray)
+    # Not by shape, which nested tensors do not have.
+    size = sum(leaf.numel() * leaf.element_size() for leaf in tensors)
+    return size + sum(int(array.nbytes) for array in arrays)
 
 
 def samples_in(batch: Batch) -> int | None:
