@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import sys
 
 import pytest
 import torch
@@ -23,7 +24,6 @@ from helpers.datasets import CountingStream
 
 # As on machines of more cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-NO_CUDA = torch.cuda.device_count() == 0
 CHOICE = learned.Learned(3, 2, False, batch_bytes=4096)
 AUTO = {"num_workers": "auto", "prefetch_factor": "auto", "pin_memory": "auto"}
 
@@ -32,6 +32,7 @@ AUTO = {"num_workers": "auto", "prefetch_factor": "auto", "pin_memory": "auto"}
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # so that pinning is worth it
     return tmp_path / "cache"
 
 
@@ -81,11 +82,13 @@ def learn(dataset, *choice, **more):
 # The rule
 
 
-def test_attributes_are_plain_and_no_sample_is_loaded():
+def test_attributes_are_plain_and_no_sample_is_loaded(monkeypatch):
     workers, prefetch, pinned = resolved(Files())
-    assert (type(workers), prefetch, pinned) == (int, 2, not NO_CUDA)
+    assert (type(workers), prefetch, pinned) == (int, 2, True)
     assert workers > 0
     assert Files.loaded == 0
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert resolved(Files())[2] is False
 
 
 def test_one_worker_a_core_and_no_more_than_16(monkeypatch):
@@ -118,7 +121,7 @@ RULE = [
 
 @pytest.mark.parametrize(("dataset", "given", "expected"), RULE)
 def test_the_rule_by_dataset_and_given_settings(dataset, given, expected):
-    assert resolved(dataset, **given) == (*expected, expected[0] > 0 and not NO_CUDA)
+    assert resolved(dataset, **given) == (*expected, expected[0] > 0)
 
 
 def test_ranks_on_one_machine_share_its_cores(monkeypatch):
@@ -143,7 +146,7 @@ def test_unusual_datasets_are_accepted_and_invalid_values_are_torchs_errors():
 
 def test_a_learned_choice_is_used_for_its_batch_size_and_bounded_by_the_cores(monkeypatch):
     learn(Files(), 1, 4, True)
-    assert resolved(Files()) == (1, 4, not NO_CUDA)
+    assert resolved(Files()) == (1, 4, True)
     assert resolved(Files(), batch_size=8)[1] == 2
     learn(Files(), 0, None, False)
     assert resolved(Files())[:2] == (0, None)
@@ -204,7 +207,11 @@ def test_a_damaged_file_counts_as_nothing_learned():
     others = [{"version": 2}, {"key": {}}, {"learned": {}}]
     for name, values in WRONG.items():
         others += [{"learned": {**entry["learned"], name: value}} for value in values]
-    texts = ["", "{", "[" * 100_000, "null", "x" * 200_000, "\udcff"]
+    most = 64 << 10  # bytes that are read
+    path.write_text(path.read_text().ljust(most))
+    assert learned.recall(key) == CHOICE
+    large = path.read_text() + " "
+    texts = ["", "{", "[" * 100_000, "null", "x" * 200_000, "\udcff", large]
     for text in [*texts, *(json.dumps(entry | other) for other in others)]:
         path.write_bytes(text.encode(errors="surrogateescape"))
         assert learned.recall(key) is None, text[:80]
@@ -240,10 +247,9 @@ def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
 # Whose choice it is
 
 
-def test_keys_are_stable_contain_no_path_and_differ_where_loaders_do():
+def test_keys_are_stable_contain_no_path_and_differ_where_loaders_do(monkeypatch):
     one = key_of(Files(root="some/where", transform=object()))
     assert one == key_of(Files(root=os.path.abspath("some/where"), transform=object()))
-    assert "some" not in str(one)
     keys = [
         key_of(Files()),
         key_of(Files(root="elsewhere")),
@@ -251,10 +257,21 @@ def test_keys_are_stable_contain_no_path_and_differ_where_loaders_do():
         key_of(Files(transform=("resized", 32))),
         key_of(Files(), batch_size=8),
         key_of(Files(), batch_size=None),
-        key_of(Files(), collate=stack),
+        *(key_of(Files(), collate=function) for function in (stack, _write_often, CHOICE)),
         key_of(list(range(1000))),
         *(key_of(Subset(Files(transform=("resized", n)), range(1000))) for n in (32, 224)),
     ]
+    for script in ("some/train.py", "some/other.py"):
+        monkeypatch.setattr(sys, "argv", [script, "--fast"])
+        keys.append(learned.key_of(Files(), 4, None, None, "auto"))
+        assert learned.key_of(Files(), 4, None, None, "prefetch") == keys[0]
+    for name, value in (("total_memory", 3 << 40), ("usable_cores", 99), ("cpu_model", "Z80")):
+        monkeypatch.setattr(resources, name, lambda value=value: value)
+        keys.append(key_of(Files()))
+    monkeypatch.setattr(learned, "gpu_name", lambda: "T4")
+    keys.append(key_of(Files()))
+    assert keys[-1].machine == "99 cores, Z80, 3072 GiB, T4"
+    assert "some" not in str([one, *keys])
     assert len(set(map(str, keys))) == len(keys)
 
 

@@ -20,8 +20,12 @@ SECONDS = st.floats(1e-7, 10)
 @pytest.mark.parametrize(
     ("gaps", "every", "cycle"),
     [
-        *(([0.01] * 4 * cycle, cycle, cycle) for cycle in (1, 2, 5, 32)),  # an optimizer's steps
-        *(([*[0.0] * (cycle - 1), 0.2] * 6, 0, cycle) for cycle in (3, 4, 10)),  # long gaps
+        *(([0.01] * 3 * cycle, cycle, cycle) for cycle in (1, 2, 5, 128)),  # an optimizer's steps
+        ([0.01] * 3 * 129, 129, 1),
+        *(([*[0.0] * (cycle - 1), 0.2] * 4, 0, cycle) for cycle in (3, 4, 10)),  # long gaps
+        ([0.01, 0.01, 0.01, 0.035] * 4, 0, 4),  # more than three times the median
+        ([0.01, 0.01, 0.01, 0.01, 0.018, 0.04] * 4, 0, 6),  # half longer than all others
+        ([*[0.01] * 4, 0.3, 0.01, 0.01, 1.0] * 4, 0, 8),  # others are a third of the longest
         ([0.0, 0.2] * 6, 0, 1),  # every second one: not far longer than most
         ([0.01] * 50, 0, 1),
     ],
@@ -40,9 +44,35 @@ def test_a_cycle_and_its_first_batch_are_found(gaps, every, cycle):
 
 
 @pytest.mark.parametrize(
+    ("gaps", "steps", "known"),
+    [
+        ([], (), True),
+        ([0.01] * 9, (3, 5), False),
+        ([0.01] * 9, (3, 5, 8), True),  # at no fixed distance
+        ([9.0, 9.0, *[0.01] * 9], (), True),  # the first steps may compile
+        ([0.01, 0.01, 9.0, *[0.01] * 9], (), False),
+        ([gap for short in (5, 4, 3, 5) for gap in (*[0.01] * short, 9.0)], (), True),
+    ],
+)
+def test_a_cycle_is_not_ruled_out_before_its_end_was_seen_often_enough(gaps, steps, known):
+    rhythm = Rhythm()
+    assert rhythm.aligned
+    for number, gap in enumerate(gaps):
+        if number in steps:
+            rhythm.stepped()
+        rhythm.asked(gap)
+    assert rhythm.cycle == 1
+    rhythm.update()
+    assert (rhythm.cycle, rhythm.known) == (1, known)
+
+
+@pytest.mark.parametrize(
     ("steps", "over"),
     [
         ([0.2] * 20, 3),  # three agree
+        ([1.0, 3.0] * 20, 5),
+        ([0.001, 0.0025] * 200, 286),  # half a second: a millisecond is no difference
+        ([60.0, *[0.1, 0.9] * 20], 11),
         ([3.0, 0.5, *[0.2] * 20], 5),
         ([0.02, 60.0, *[0.3] * 20], 5),  # compilation is not counted
         ([0.1, 0.9] * 20, 10),  # they never agree: after a while
@@ -54,6 +84,37 @@ def test_warming_up_ends_when_steps_agree_or_after_a_while(steps, over):
         warm_up.stepped(steps[count], steps[count])
         count += 1
     assert count == over
+
+
+def test_warming_up_takes_its_fewest_steps_and_is_looked_at_now_and_then():
+    warm_up = WarmUp(4.5)
+    warm_up.fewest = 70
+    due, over = [], []
+    for count in range(1, 99):
+        warm_up.stepped(0.02, 0.02)
+        due += [count] * warm_up.due
+        over += [count] * warm_up.over()
+    assert due == [*range(1, 65), 80, 96]
+    assert over == list(range(70, 99))
+    assert not warm_up.over(waiting_for_more=True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "excess"),
+    [
+        ([9.0, 0.1], 0.0),  # nothing to compare it with
+        ([9.0, 9.0, 0.2, 1.0], 18.0),  # the last half is the usual
+        ([1.05, 0.1, 0.1], 1.05),  # ten times
+        ([1.0, 0.1, 0.1], 0.0),
+        ([0.5, 0.01, 0.01], 0.0),  # half a second
+        ([2.0, *[0.1] * 63, 9.0, *[0.1] * 64], 2.0),  # of the first 64, by the last 64
+    ],
+)
+def test_what_first_steps_took_longer_is_their_excess(steps, excess):
+    warm_up = WarmUp(4.5)
+    for step in steps:
+        warm_up.stepped(step, step)
+    assert warm_up.excess_s == pytest.approx(excess)
 
 
 def planned(arm, numbers, **options):

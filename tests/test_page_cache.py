@@ -154,6 +154,19 @@ def test_will_read_brings_the_rows_of_a_cache(tmp_path, compress):
     assert (cached[7]["varied"] == samples[7]["varied"]).all()
 
 
+def test_will_read_brings_the_rows_of_parts(tmp_path):
+    samples = Made(lambda row: np.full(64 * PAGE, row, np.uint8), 16)
+    options = {"num_workers": 0, "rows": 4, "single_file": False}
+    parts = precompute(samples, tmp_path / "a.h5", **options).shards
+    for part in parts:
+        on_disk(part)
+    CachedDataset(tmp_path / "a.h5").will_read(3, 9)
+    assert becomes_true(lambda: all(share(part) > 0.2 for part in parts[:3]))
+    assert becomes_true(lambda: share(parts[1]) > 0.9)
+    assert max(share(parts[0]), share(parts[2])) < 0.5
+    assert share(parts[3]) < 0.2
+
+
 def test_rows_are_requested_ahead_while_a_disk_is_read(tmp_path):
     rows = [9, 2, 14]
     samples = Made(lambda row: np.full(16 * PAGE, row, np.uint8), 16)

@@ -13,11 +13,11 @@ from torchvision.transforms import functional as F
 pytest.importorskip("nvidia.nvimgcodec", reason="needs nvImageCodec, which comes with DALI")
 
 from backends.dali.decode import WindowDecoder
-from dataloaders.replaying import ReplayError
+from dataloaders.replaying import ReplayError, plan
 from dataloaders.replaying.host import HostReplay
 from helpers.compare import assert_same
 from helpers.pictures import saved, smooth
-from helpers.recorded import Photos, both, recording
+from helpers.recorded import Photos, both, program, recording
 
 SIDES = [(61, 83), (48, 50), (90, 40), (70, 71), (52, 97)]
 FILES = [saved(smooth(seed, *sides), quality=80 + seed) for seed, sides in enumerate(SIDES)]
@@ -67,6 +67,40 @@ def test_only_windows_are_decoded_and_each_view_has_its_own(replay):
     assert len(replay.decoder.shapes) == 2 * len(FILES)
     assert replay.decoder.shapes == replay.decoder.windows
     assert not {shape[:2] for shape in replay.decoder.shapes} & set(SIDES)
+
+
+PART, ALL = (5, 3, 36, 43), (0, 0, 83, 61)
+
+
+def crop(image):
+    return F.crop(image, 3, 5, 40, 31)
+
+
+@pytest.mark.parametrize(
+    ("make", "head"),
+    [
+        (crop, (PART, None, None, (False, False))),
+        (lambda image: F.crop(crop(image), 1, 2, 20, 10), ((7, 4, 17, 24), None, None)),
+        (lambda image: F.crop(image, -1, 0, 9, 9), (ALL, None)),  # with a border
+        (lambda image: F.resize(crop(image), [17, 29]), (PART, (29, 17), None)),
+        (lambda image: crop(F.resize(image, [50, 60])), (ALL, (60, 50), PART)),
+        (lambda image: F.resize(F.resize(image, [50, 60]), [9, 9]), (ALL, (60, 50))),
+        (lambda image: image.resize((60, 50), box=(1, 1, 9, 9)), (ALL, None)),
+        (lambda image: image.resize((60, 50), reducing_gap=2.0), (ALL, None)),
+        (lambda image: F.hflip(F.vflip(crop(image))), (PART, None, None, (True, True))),
+        (lambda image: F.hflip(F.hflip(crop(image))), (PART, None, None, (False, False))),
+        (lambda image: crop(image).transpose(3), (PART, None, None, (True, True))),
+        (lambda image: crop(F.hflip(image)), (ALL, None, None, (True, False))),
+        (lambda image: F.hflip(crop(image).convert("L").convert("RGB")), (PART, None, None)),
+    ],
+)
+def test_the_first_steps_of_an_image_are_one_window_size_and_flip(make, head):
+    _, recorded = both(Photos(FILES[:1], make), list)
+    images = []
+    program.filled(recorded, lambda wanted: images.extend(wanted) or wanted)
+    (found,) = plan.heads_of(*images)
+    assert (found.window, found.size, found.crop, found.flips)[: len(head)] == head
+    assert (found.by, found.by_pillow) == (2, found.size is not None)
 
 
 def test_a_file_that_fails_is_named_and_leaves_the_others_alone(replay):

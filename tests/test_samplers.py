@@ -1,6 +1,7 @@
 """BlockShuffle: all rows once, within its window, the same everywhere; and how random that is."""
 
 import copy
+import hashlib
 import pickle
 import time
 from collections import Counter
@@ -93,7 +94,7 @@ def test_opened_blocks_wait_within_the_window(rows, block, window, seed):
 @pytest.fixture
 def clock(monkeypatch):
     """The time that the consumer takes, in seconds; the sampler's own work takes none."""
-    now = [0.0]
+    now = [1e6]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     return now
 
@@ -172,6 +173,8 @@ def test_the_order_is_the_same_on_every_machine():
     sampler = BlockShuffle(range(20), block=3, window=6, seed=-5, num_replicas=2, rank=1)
     sampler.set_epoch(7)
     assert list(sampler) == KNOWN[2]
+    many = str(order(2000, block=7, window=300, seed=1)).encode()
+    assert hashlib.sha256(many).hexdigest()[:16] == "1a32fac7ed69c1e9"
 
 
 def test_seed_and_epoch_make_the_order_of_each_iterator():
@@ -201,7 +204,8 @@ def test_no_seed_draws_what_torchs_sampler_draws_and_a_seed_nothing():
     assert orders[0] != orders[1]
     assert torch.equal(state, epochs(RandomSampler(range(100)))[1])
     order(50, block=5, seed=1)
-    order(50, block=5, num_replicas=2, rank=0)  # ranks have to agree: seed 0
+    ranks = {"block": 5, "num_replicas": 2, "rank": 0}  # which have to agree: seed 0
+    assert order(50, **ranks) == order(50, seed=0, **ranks)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -261,6 +265,8 @@ def test_options_that_cannot_be():
         ({"block": 2.5}, r"BlockShuffle\(block=2.5\): must be an integer from 1 to"),
         ({"block": True}, r"BlockShuffle\(block=True\): must be an integer"),
         ({"block": 2, "window": 0}, r"BlockShuffle\(window=0\): must be an integer from 1"),
+        ({"block": 2, "seed": 2**63}, "must be an integer from -9223372036854775808 to"),
+        ({"block": 2, "seed": -(2**63) - 1}, r"seed=-9223372036854775809\): must be an integer"),
         ({"block": 2, "seed": "a"}, r"BlockShuffle\(seed='a'\): must be an integer"),
         ({"block": 2, "num_replicas": 0}, r"BlockShuffle\(num_replicas=0\): must be"),
         ({"block": 2, "num_replicas": 2, "rank": 2}, "ranks are counted from 0, so the last .* 1"),
@@ -268,6 +274,7 @@ def test_options_that_cannot_be():
     ):
         with pytest.raises(OptionError, match=message):
             BlockShuffle(range(9), **options)
+    assert repr(BlockShuffle([], block=2)) == "BlockShuffle([], block=2, window=128, seed=None)"
     sampler = BlockShuffle(range(9), block=2, rank=1)
     with pytest.raises(OptionError, match=r"rank=1, num_replicas=1\): ranks are counted from 0"):
         iter(sampler)

@@ -110,6 +110,7 @@ ITER, ROW_0 = (  # of an iterable dataset's first worker: before its first sampl
     (0xE8CECA1D, 0x918E2781, 0x765B8360, 0x188DDE8E),
     (0x36939763, 0x47795102, 0xA3CC09BC, 0x6544C5EB),
 )
+ROW_0_OF_RANK_1 = (0x19A0C363, 0xB77B1122, 0xF359F176, 0x39C6C5FE)
 ROW_0_OF_LARGE = (0x7B35FB32, 0xA0002405, 0x728B6BFD, 0x3FB8F03D)  # of seed 2**64 - 7
 
 
@@ -247,7 +248,7 @@ def test_random_collation_is_seeded_by_the_first_sample(workers):
     assert [len(batch) for batch in loader] == [2, 0, 1]
 
 
-def test_iterable_datasets_are_seeded_by_position():
+def test_iterable_datasets_are_seeded_by_position(monkeypatch):
     loader = DataLoader(Stream(), 3, seed=6)
     first, second = rows(loader), rows(loader)
     assert first[:, 5].unique().numel() == 8
@@ -260,6 +261,12 @@ def test_iterable_datasets_are_seeded_by_position():
     two = rows(DataLoader(Stream(), 8, seed=6, num_workers=2))
     assert torch.equal(two[:8], first)
     assert two[:, 5].unique().numel() == 16
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for name, value in (("rank", 1), ("world_size", 2)):
+        monkeypatch.setattr(torch.distributed, f"get_{name}", lambda value=value: value)
+    other = DataLoader(Stream(), None, seed=7)
+    other.set_epoch(2)
+    assert torch.equal(next(iter(other))[4:], drawn_after(ROW_0_OF_RANK_1))
 
 
 # States of generators

@@ -56,7 +56,7 @@ class Seeding:
         self._persistent: _View | None = None
         self._sampler_counts = False
 
-    def view(self, loader: Specification, *, samples: bool = True) -> Specification:
+    def view(self, loader: Specification, *, samples: bool) -> Specification:
         """Return a torch DataLoader to iterate in place of ``loader`` for the next epoch.
 
         It shares dataset, workers and collation with ``loader``. Torch's samplers without a
