@@ -26,6 +26,7 @@ __all__ = [
     "UnknownBackend",
     "add_note",
     "last_line",
+    "one_line",
 ]
 
 
@@ -78,6 +79,11 @@ class CacheWarning(UserWarning):
 
 class CapacityWarning(UserWarning):
     """The machine lacks the memory, shared memory or cores that the loader asks for."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's type and text in one line; of the text 300 characters at most."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def last_line(error: BaseException) -> str:

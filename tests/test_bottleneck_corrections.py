@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dataloaders.bottleneck.evidence.corrections import Segment, block_of, corrected
+from dataloaders.bottleneck.evidence.corrections import Loop, Segment, block_of, corrected
 
 STEP_S = 0.01
 
@@ -15,7 +15,8 @@ def result(*rounds, part=None, asynchronous=False, parallel=False, length=1000):
     """Return the correction of rounds: dicts of an arm's segments."""
     whole = [{arm: block_of(those) for arm, those in one.items()} for one in rounds]
     part = {arm: block_of(those) for arm, those in (part or {}).items()}
-    return corrected(whole, part, asynchronous=asynchronous, parallel=parallel, length=length)
+    loop = Loop(asynchronous=asynchronous, parallel=parallel, length=length)
+    return corrected(whole, part, loop)
 
 
 def seconds(found, arm, number=0):

@@ -137,6 +137,7 @@ def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(bat
     done = check(tmp_path, THREADED + text)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "a thread of the script takes its batches ahead of the step" in done.stderr
+    assert "--loader" not in done.stderr  # no other loader is the one that trains
 
 
 @pytest.mark.measures

@@ -93,6 +93,20 @@ def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = True) 
     return map_children(batch, lambda child: to_device(child, device, non_blocking=non_blocking))
 
 
+def copied(batch: Batch) -> Batch:
+    """Return a copy of ``batch``; pinned tensors are copied to pinned memory.
+
+    A device copies from pinned memory asynchronously and faster.
+    """
+
+    def clone(leaf: torch.Tensor) -> torch.Tensor:
+        pinned = leaf.is_cpu and torch.accelerator.is_available() and leaf.is_pinned()
+        made = leaf.detach().clone()
+        return made.pin_memory() if pinned else made
+
+    return map_tensors(batch, clone)
+
+
 def nbytes(batch: Batch) -> int:
     """Return the bytes of the tensors and arrays in ``batch`` (views counted at their own size)."""
     tensors, arrays = leaves(batch), _leaves(batch, np.ndarray)

@@ -1,4 +1,4 @@
-"""The report: what a check found, as data, and the forms that it can be written in."""
+"""Hold what a check found, and write it in several forms."""
 
 from __future__ import annotations
 
@@ -33,28 +33,29 @@ class Report:
             would be if batches cost nothing. 1.0 means nothing to gain.
         seconds_per_batch: arm -> seconds for one step ("synthetic", "host", "contended", "real",
             "cold"; only the arms that this loop has).
-        stalls: "prep", "transfer", "contention" -> seconds a batch lost to it, which add up to real
-            minus synthetic; "fetch" -> seconds that an epoch from the disk loses beyond these;
-            "launch" -> seconds of the step alone in which its device waits to be given work.
-        smallest_gap: the smallest share of time that this run could have seen.
+        stalls: seconds a batch lost, by cause. "prep", "transfer" and "contention" add up to real
+            minus synthetic; "fetch" is what an epoch from the disk loses in addition; "launch" is
+            time within the step alone in which its device waits for the host.
+        smallest_gap: the smallest gap that this run could have seen, as a share of the time.
         loader: the loader in one line.
         batch: one batch in one line: dtypes and shapes.
         advice: what to try next, a sentence each.
-        notes: what a reader must know to trust the figures, a sentence each.
+        notes: what a reader has to know to judge the figures, a sentence each.
         rounds: complete interleaved rounds; 0 if single steps carry the figures.
         seconds: how long the check took.
-        evidence: what the verdict is based on: "blocks" (real against synthetic blocks), "steps"
-            (the same, step by step), "waits" (time in the loader's ``next()``); None: no figures.
+        evidence: what the verdict is based on: "blocks" (real and synthetic blocks compared),
+            "steps" (the same, step by step), "waits" (time in the loader's ``next()``); None
+            without figures.
         machine: cores, processor, device and versions.
         waits: the loop's waits for single batches, in seconds: "p50", "p99" and "longest";
             "batches": (epoch, batch in it, seconds) of the longest, both counted from 0; "slow":
             (index, file or "", seconds) of samples that take far longer than most. None if no
             batch of the loader was measured.
-        preparation: what a sample's preparation consists of, the largest part first.
-        candidates: changes of the input: what each would gain, or why it is out.
-        timeline: arm -> its last measured steps, as the host's clock saw them.
+        preparation: the calls that prepare a sample, the most expensive first.
+        candidates: possible changes of the input, each with its gain or the reason against it.
+        timeline: arm -> its last measured steps, on the host's clock.
         findings: what could be faster in the step itself. If the step is not the bottleneck, only
-            those that hold under any verdict, or whose gain was measured, are printed.
+            those that count under every verdict, or whose gain was measured, are printed.
     """
 
     verdict: Verdict
@@ -80,7 +81,7 @@ class Report:
         return shown.text(self)
 
     def __rich__(self) -> Any:
-        """Return the report as rich shows it in a terminal."""
+        """Return the report as rich prints it in a terminal."""
         return shown.renderable(self)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -92,43 +93,43 @@ class Report:
         """Return the report that `to_json` wrote to ``path``.
 
         Raises:
-            OptionError: the file is not there, no report, or one of another format.
+            OptionError: there is no such file, it is no report, or it has another format.
         """
         return saved.read(cls, path)
 
     def against(self, before: Report) -> Comparison:
-        """Return this report compared with an earlier one, with intervals."""
+        """Compare this report with an earlier one."""
         return compare(before, self)
 
     def to_markdown(
         self, path: str | os.PathLike[str] | None = None, *, against: Report | None = None
     ) -> str:
-        """Return a summary as Markdown, compared with ``against``; write it to ``path`` too."""
+        """Return a Markdown summary, compared with ``against``; write it to ``path`` too."""
         beside = None if against is None else self.against(against)
         return _written(markdown(self, beside), path)
 
     def to_trace(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the timeline as Chrome's trace events (open it in ui.perfetto.dev); write it."""
+        """Return the timeline as Chrome trace events, for ui.perfetto.dev; write it to ``path``."""
         return _written(saved.trace(self), path)
 
     def to_html(
         self, path: str | os.PathLike[str] | None = None, *, against: Report | None = None
     ) -> str:
-        """Return the report as one HTML page without any other file; write it to ``path`` too.
+        """Return the report as one self-contained HTML page; write it to ``path`` too.
 
-        ``against`` is an earlier report, with which the page compares this one.
+        ``against`` is an earlier report that the page compares with this one.
 
         Raises:
             MissingDependency: jinja2 or matplotlib is not installed.
         """
-        # Charts take a second to import, and few checks want them.
+        # Charts take a second to import, and few checks need them.
         from dataloaders.bottleneck.outputs.page import page
 
         beside = None if against is None else self.against(against)
         return _written(page(self, beside), path)
 
     def _repr_html_(self) -> str:
-        """Return the text as a notebook shows it."""
+        """Return the text as HTML for a notebook."""
         return shown.html(self)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dataloaders.batches.tree import Batch, describe, leaves, map_tensors, nbytes
+from dataloaders.batches.tree import Batch, copied, describe, leaves, map_tensors, nbytes
 from dataloaders.errors import CheckError
 
 _MOST_BATCHES = 8
@@ -90,7 +90,7 @@ class Pool:
             CheckError: the device's memory does not hold two of them.
         """
         delivered = [leaf.device if leaf.device.type != "cpu" else None for leaf in leaves(batch)]
-        copy = self._beside_the_step(len(self._kept), batch, delivered, _cloned)
+        copy = self._beside_the_step(len(self._kept), batch, delivered, copied)
         if copy is not None:
             self._kept.append(_Kept(map_tensors(batch, _to_host), copy))
             self.varied = self.varied or describe(batch) != describe(self._kept[0].master)
@@ -209,17 +209,6 @@ def _fits(size: int, device: torch.device) -> bool:
     except (RuntimeError, NotImplementedError, AttributeError):
         return True  # an allocator that does not report it; a failed allocation is handled
     return size <= _SHARE_OF_FREE * free
-
-
-def _cloned(batch: Batch) -> Batch:
-    return map_tensors(batch, _clone_like_delivered)
-
-
-def _clone_like_delivered(leaf: torch.Tensor) -> torch.Tensor:
-    # Pinned memory is copied from asynchronously; the copy must be of the same kind.
-    pinned = leaf.device.type == "cpu" and torch.accelerator.is_available() and leaf.is_pinned()
-    clone = leaf.detach().clone()
-    return clone.pin_memory() if pinned else clone
 
 
 def _to_host(leaf: torch.Tensor) -> torch.Tensor:

@@ -115,7 +115,9 @@ def no_loader(takeover: Takeover, outcome: Outcome, started: int = 0) -> int:
     if outcome.ending == "raised":
         lines.append("the script failed before that")
     elif takeover.seen:
-        lines.append("choose one with --loader N, its number in this list")
+        # The reason for a refusal says what to do.
+        choose = "choose one with --loader N, its number in this list"
+        lines += [] if takeover.refused else [choose]
     elif started:
         lines.append(
             f"it started {started} processes, and none of them trained in a loop over a "

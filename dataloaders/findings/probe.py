@@ -20,7 +20,7 @@ import torch
 from dataloaders.batches.tree import Batch, leaves, map_children, to_device
 from dataloaders.errors import OptionError
 from dataloaders.machine import resources
-from dataloaders.measuring.clocks import clock_of
+from dataloaders.measuring.clocks import clock_in_use
 from dataloaders.measuring.intervals import Interval, mean_of
 from dataloaders.measuring.table import table
 from dataloaders.seeding.states import random_states_kept
@@ -171,7 +171,7 @@ def trial_steps(
     _forget_peak()
     took: list[float] = []
     while len(took) < _FEWEST_STEPS + 2 or (sum(took[2:]) < seconds and len(took) < _MOST_STEPS):
-        clock = clock_of([torch.device("cuda", torch.cuda.current_device())] if _on_cuda() else [])
+        clock = clock_in_use()
         first = clock.mark()
         yield made
         last = clock.mark()

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 __all__ = ["Clock", "DeviceClock", "HostClock", "HostTime"]
-__all__ += ["clock_of", "cpu_seconds", "host_time_of"]
+__all__ += ["clock_in_use", "clock_of", "cpu_seconds", "host_time_of"]
 
 
 _CYCLES_PER_S = 2.5e9  # no GPU's clock is faster
@@ -123,6 +123,21 @@ def clock_of(devices: Sequence[torch.device]) -> Clock:
     """Return the clock for a step that computes on ``devices``; the host's if there are none."""
     on = [device for device in devices if device.type not in ("cpu", "meta")]
     return DeviceClock(on) if on else HostClock()
+
+
+def clock_in_use() -> Clock:
+    """Return the clock of the devices on which this process has tensors, else the host's.
+
+    No device is initialised: a process that has initialised CUDA cannot fork workers that use it.
+    """
+    kind = torch.accelerator.current_accelerator()
+    # MPS needs no initialisation.
+    ready = kind and getattr(torch.get_device_module(kind), "is_initialized", lambda: True)
+    if not (kind and ready and ready()):
+        return HostClock()
+    current, count = torch.accelerator.current_device_index(), torch.accelerator.device_count()
+    used = [n for n in range(count) if n == current or torch.accelerator.memory_allocated(n)]
+    return clock_of([torch.device(kind.type, index) for index in used])
 
 
 def cpu_seconds(processes: Iterable[int]) -> float:

@@ -15,12 +15,12 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
+from dataloaders.errors import last_line, one_line
 from dataloaders.observing.own_files import open_files_anew
 
 T = TypeVar("T")
 
 _HANG_S = 60.0
-_LONGEST_TEXT = 300
 _CHECK_S = 2.0  # between two checks that the process lives; torch notices only failed exits
 
 
@@ -140,7 +140,7 @@ class _Looking:
         try:
             return _Answer(pickle.dumps(facts))
         except Exception as error:  # pickling may fail in any way
-            return _Answer(unpicklable=_text(error))
+            return _Answer(unpicklable=one_line(error))
 
 
 @dataclass(frozen=True)
@@ -205,16 +205,11 @@ def _unobserved(name: str, error: Exception, timeout_s: float) -> Unobserved:
             "only slow, give the loader workers and a larger timeout="
         )
     if text.startswith("DataLoader worker"):
-        return Unobserved(f"the process that read samples of {name} died ({_text(error)})")
+        return Unobserved(f"the process that read samples of {name} died ({one_line(error)})")
     if text.startswith("Caught "):
-        last = text.strip().splitlines()[-1][:_LONGEST_TEXT]
-        return Unobserved(f"a worker process of this loader cannot be set up ({last})")
+        return Unobserved(f"a worker process of this loader cannot be set up ({last_line(error)})")
     return Unobserved(
-        f"no process could be started to read samples of {name} ({_text(error)}); a dataset that "
-        "is sent to workers must be picklable unless they are forked",
+        f"no process could be started to read samples of {name} ({one_line(error)}); a dataset "
+        "that is sent to workers must be picklable unless they are forked",
         started=False,
     )
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_TEXT]}"

@@ -114,6 +114,11 @@ class Takeover:
         self._patches.__exit__(None, None, None)
         self.optimizers.__exit__()
 
+    @property
+    def refused(self) -> bool:
+        """Whether the training loop was found, and takes its batches in a way that has no step."""
+        return self._refused_at is not None
+
     # Asked by the program's loops
 
     def may_train(self, loop: Loop) -> bool:

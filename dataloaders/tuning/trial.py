@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
+from dataloaders.batches.tree import Batch, copied, nbytes, samples_in
 from dataloaders.errors import CheckError
-from dataloaders.measuring.clocks import Clock, clock_of, cpu_seconds, host_time_of
+from dataloaders.measuring.clocks import Clock, clock_in_use, cpu_seconds, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, interval_of, ratio_draws
 from dataloaders.observing import started_quietly
@@ -139,7 +139,7 @@ def observe(
         batch = feed.next()
         startup_s = now() - began
         batch_bytes = nbytes(batch)
-        held = [_copy(batch)] if keep else []
+        held = [copied(batch)] if keep else []
         if stepping:
             yield batch
         # Batches that were made while nobody took any are not the steady state. Without a step the
@@ -150,7 +150,7 @@ def observe(
             batch, warmed = feed.next(), warmed + 1
             if stepping:
                 yield batch
-        clock, processes = clock or _clock(), [one.pid for one in workers()]
+        clock, processes = clock or clock_in_use(), [one.pid for one in workers()]
         marks: list[tuple[Any, Any, int]] = []
         waits: list[float] = []
         samples, start = 0, now()
@@ -169,7 +169,7 @@ def observe(
             marks.append((begin, clock.mark(), taken))
             batch_bytes = max(batch_bytes, nbytes(batch))
             if keep and len(held) < min(_HELD_BATCHES, _HELD_BYTES // max(1, batch_bytes)):
-                held.append(_copy(batch))  # between blocks, where the copy costs no measured time
+                held.append(copied(batch))  # between blocks, where the copy costs no measured time
         cpu = time.process_time() + cpu_seconds(processes) - cpu
         clock.wait()
         count, mean_wait = len(waits), statistics.fmean(waits)
@@ -194,9 +194,9 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
     shares: list[float] = []  # of a block, the time on the thread
     while len(blocks) < _SLOW_BLOCKS + 2 or time.perf_counter() < until:
         # Copies, made outside the timing: a step may write into its batch or pop its keys.
-        batches = [_copy(held[(turn + number) % len(held)]) for number in range(copies)]
+        batches = [copied(held[(turn + number) % len(held)]) for number in range(copies)]
         turn += copies
-        now = clock or _clock()  # the first step may bring a device up
+        now = clock or clock_in_use()  # the first step may bring a device up
         began, begin = time.perf_counter(), now.mark()
         yield from batches
         returned, end = time.perf_counter() - began, now.mark()
@@ -245,41 +245,6 @@ def _opened(
             gc.collect()  # an iterator inside another one may be in a reference cycle
         for child in workers():
             child.join(_JOIN_S)
-
-
-def _clock() -> Clock:
-    """Return the clock of the devices on which this process has tensors, else the host's."""
-    kind = _device_in_use()
-    if kind is None:
-        return clock_of([])
-    current, count = torch.accelerator.current_device_index(), torch.accelerator.device_count()
-    # A mark on a device that nobody uses would bring it up.
-    used = [n for n in range(count) if n == current or torch.accelerator.memory_allocated(n)]
-    return clock_of([torch.device(kind.type, index) for index in used])
-
-
-def _device_in_use() -> torch.device | None:
-    """Return the accelerator if this process has initialised it, without initialising it.
-
-    A process that has initialised CUDA cannot fork workers that use it.
-    """
-    device = torch.accelerator.current_accelerator()
-    if device is None:
-        return None
-    # MPS needs no initialisation.
-    initialised = getattr(torch.get_device_module(device), "is_initialized", lambda: True)
-    return device if initialised() else None
-
-
-def _copy(batch: Batch) -> Batch:
-    """Copy a batch, pinned memory to pinned memory, which a device reads faster."""
-    used = _device_in_use() is not None
-
-    def copied(leaf: torch.Tensor) -> torch.Tensor:
-        clone = leaf.detach().clone()
-        return clone.pin_memory() if used and leaf.is_pinned() else clone
-
-    return map_tensors(batch, copied)
 
 
 def rate_of(samples: float, cost: Interval) -> Interval:

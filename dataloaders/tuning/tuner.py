@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from dataloaders.batches.tree import to_device
-from dataloaders.errors import CapacityWarning, CheckError, OptionError
+from dataloaders.errors import CapacityWarning, CheckError, OptionError, one_line
 from dataloaders.loader import DataLoader
 from dataloaders.machine import resources
 from dataloaders.measuring.clocks import Clock
@@ -222,7 +222,7 @@ class Tuner:
         except Exception as error:
             if not (isinstance(error, Unobserved) or _is_workers_fault(error)):
                 raise
-            self._reason = f"workers cannot be used for this dataset: {_text(error)}"
+            self._reason = f"workers cannot be used for this dataset: {one_line(error)}"
             return None
         if isinstance(found, CheckError):
             raise found
@@ -296,8 +296,8 @@ class Tuner:
         except Exception as error:
             if not _is_workers_fault(error):
                 raise  # the dataset's own
-            self._notes.append(f"{settings} failed: {_text(error)}")
-            return Trial(settings, why, None, None, failed=_text(error))
+            self._notes.append(f"{settings} failed: {one_line(error)}")
+            return Trial(settings, why, None, None, failed=one_line(error))
         return self._trial(settings, why, measured, began)
 
     def _trial(self, settings: Settings, why: str, measured: Measured, began: float) -> Trial:
@@ -389,7 +389,3 @@ def _is_workers_fault(error: Exception) -> bool:
         return "CUDA" in text and "fork" in text
     kinds = (RuntimeError, OSError, TypeError, AttributeError)
     return isinstance(error, kinds) or type(error).__name__ == "PicklingError"
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

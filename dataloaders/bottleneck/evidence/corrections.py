@@ -23,6 +23,28 @@ _SHORT_EPOCH = 100  # batches
 
 
 @dataclass(frozen=True)
+class Loop:
+    """Says how the measured loop gets its batches.
+
+    Attributes:
+        asynchronous: whether the clock is a device's, which runs behind the host.
+        parallel: whether workers or a thread make batches while the step runs.
+        turn: the number of workers, which deliver one batch each in turn.
+        ranks: whether steps wait for other ranks, so that the waits of this one say little.
+        epoch_starts: seconds that the loop waited from the end of an epoch to the first batch of
+            the next one.
+        length: batches of an epoch.
+    """
+
+    asynchronous: bool = False
+    parallel: bool = True
+    turn: int = 1
+    ranks: bool = False
+    epoch_starts: Sequence[float] = ()
+    length: int = 1
+
+
+@dataclass(frozen=True)
 class Corrected:
     """Holds corrected blocks.
 
@@ -42,10 +64,9 @@ class Corrected:
     whole_epochs: bool
 
 
-def corrected(
-    rounds: Sequence[Round], part: Round, *, asynchronous: bool, parallel: bool, length: int
-) -> Corrected:
-    """Return ``rounds``, and the running round ``part``, corrected; for arguments see `analyse`."""
+def corrected(rounds: Sequence[Round], part: Round, loop: Loop) -> Corrected:
+    """Return the ``rounds`` of ``loop``, and the running round ``part``, corrected."""
+    asynchronous, parallel, length = loop.asynchronous, loop.parallel, loop.length
     # Without workers the first batch of a short epoch is like any other.
     starts_apart = parallel or length > _SHORT_EPOCH
     everything = [*rounds, part]

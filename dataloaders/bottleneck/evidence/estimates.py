@@ -17,7 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.bottleneck.arms import ARMS, STALLS
-from dataloaders.bottleneck.evidence.corrections import Corrected, Round, per_step, segments_of
+from dataloaders.bottleneck.evidence.corrections import (
+    Corrected,
+    Loop,
+    Round,
+    per_step,
+    segments_of,
+)
 from dataloaders.measuring.intervals import (
     BlockTimes,
     Interval,
@@ -79,20 +85,11 @@ class _EpochStarts:
         return np.asarray(np.maximum(0.0, seconds[picks].mean(axis=1) - usual) / self.length)
 
 
-def estimates_of(
-    found: Corrected,
-    *,
-    asynchronous: bool,
-    parallel: bool,
-    ranks: bool,
-    turn: int,
-    epoch_starts: Sequence[float],
-    length: int,
-) -> list[Estimate]:
-    """Return the estimates for which there are enough figures, the best first; see `analyse`."""
-    rounds, everything = found.rounds, [*found.rounds, found.part]
-    visible = found.starts if asynchronous else epoch_starts
-    starts = _EpochStarts(() if found.whole_epochs else visible, length)
+def estimates_of(found: Corrected, loop: Loop) -> list[Estimate]:
+    """Return the estimates for which there are enough figures, the best first."""
+    asynchronous, rounds, everything = loop.asynchronous, found.rounds, [*found.rounds, found.part]
+    visible = found.starts if asynchronous else loop.epoch_starts
+    starts = _EpochStarts(() if found.whole_epochs else visible, loop.length)
     estimates: list[Estimate] = []
     if len(rounds) >= 2:
         blocks = {
@@ -107,19 +104,20 @@ def estimates_of(
         if segments[arm] and not asynchronous and step_s > _SLOW_FROM_S:
             warm_up = [seconds for one in everything if arm in one for seconds in one[arm].warm_up]
             segments[arm] += [Segment(seconds, 1) for seconds in warm_up]
-    alone = not parallel and step_s >= _ALONE_FROM_S
-    whole_turn = sum(one.steps for one in segments["real"]) >= turn
+    alone = not loop.parallel and step_s >= _ALONE_FROM_S
+    whole_turn = sum(one.steps for one in segments["real"]) >= loop.turn
     if whole_turn and min(len(segments["synthetic"]), len(segments["real"])) >= _FEWEST_SEGMENTS:
         if asynchronous:
             units = {arm: _units(those) for arm, those in segments.items() if those}
             # Neighbouring segments share the state of the queue: two count as one observation.
             count = max(2, min(len(those) for those in units.values()) // 2)
             estimates.append(_by_difference("steps", units, starts, asynchronous, count))
-            if not ranks and (segments["contended"] or not parallel):
-                most = replace(starts, seconds=epoch_starts)  # as if the device hid none of them
+            if not loop.ranks and (segments["contended"] or not loop.parallel):
+                # As if the device hid none of the starts of epochs.
+                most = replace(starts, seconds=loop.epoch_starts)
                 estimates.append(_bounded_by_waits(segments, most, estimates[0]))
         else:
-            by_waits = _by_waits(segments, starts, alone=alone, rounds=rounds, turn=turn)
+            by_waits = _by_waits(segments, starts, alone=alone, rounds=rounds, turn=loop.turn)
             # Without workers the wait is the whole gap: this is then the best estimate.
             estimates.insert(0 if alone else len(estimates), by_waits)
     if len(estimates) > 1 and len(rounds) < _FEWEST_ROUNDS:
@@ -264,9 +262,7 @@ def _with_waits_elsewhere(found: Estimate, resident: Sequence[Segment]) -> Estim
     return replace(found, bound=replace(found.bound, high=found.bound.high * longer))
 
 
-def undisturbed(
-    found: Estimate, rounds: Sequence[Round], asynchronous: bool, parallel: bool
-) -> Estimate:
+def undisturbed(found: Estimate, rounds: Sequence[Round], loop: Loop) -> Estimate:
     """Widen the bound to include its value on a machine without other processes.
 
     There the step may be shorter by the time for which it was held up. Workers may be no quicker:
@@ -279,14 +275,14 @@ def undisturbed(
         return found
     bound = found.bound
     low, high = bound.low, bound.high
-    if parallel:
+    if loop.parallel:
         busy = sum(one.busy * one.steps for one in real) / sum(one.steps for one in real)
         high *= max(1.0, busy / (1 - max(held, held_real)))
     else:
         free = (1 - held_real) / (1 - held)
         low, high = low * min(1.0, free), high * max(1.0, free)
-    if asynchronous:
-        low = bound.low * (1 - (held if parallel else held_real))
+    if loop.asynchronous:
+        low = bound.low * (1 - (held if loop.parallel else held_real))
     return replace(found, bound=Interval(low, bound.estimate, high))
 
 

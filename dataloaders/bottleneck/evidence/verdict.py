@@ -9,12 +9,13 @@ speed-up bound = real / synthetic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
-from dataloaders.bottleneck.evidence.corrections import Round, corrected
+from dataloaders.bottleneck.evidence.corrections import Loop, Round, corrected
 from dataloaders.bottleneck.evidence.estimates import (
     RESOLUTION,
     Array,
@@ -54,47 +55,18 @@ class Analysis:
     held: float = 0.0  # share of an arm's time for which other processes may have held it up
 
 
-def analyse(
-    rounds: Sequence[Round],
-    *,
-    part: Round | None = None,
-    asynchronous: bool = False,
-    parallel: bool = True,
-    turn: int = 1,
-    ranks: bool = False,
-    epoch_starts: Sequence[float] = (),
-    length: int = 1,
-) -> Analysis | None:
+def analyse(rounds: Sequence[Round], *, part: Round | None = None, **facts: Any) -> Analysis | None:
     """Return the verdict of ``rounds`` (arm -> its block); None if they are too few for figures.
 
     Args:
         rounds: the same arms in each.
         part: the running round; its segments count where single segments do.
-        asynchronous: whether the clock is a device's, which runs behind the host.
-        parallel: whether workers or a thread make batches while the step runs.
-        turn: the number of workers, which deliver one batch each in turn.
-        ranks: whether steps wait for other ranks, so that the waits of this one say little.
-        epoch_starts: seconds that the loop waited from the end of an epoch to the first batch of
-            the next one.
-        length: batches of an epoch.
+        facts: attributes of `Loop`.
     """
-    everything = [*rounds, part or {}]
-    asynchronous = asynchronous or ranks
-    found = corrected(
-        rounds, part or {}, asynchronous=asynchronous, parallel=parallel, length=length
-    )
-    estimates = [
-        undisturbed(one, everything, asynchronous, parallel)
-        for one in estimates_of(
-            found,
-            asynchronous=asynchronous,
-            parallel=parallel,
-            ranks=ranks,
-            turn=turn,
-            epoch_starts=epoch_starts,
-            length=length,
-        )
-    ]
+    loop, everything = Loop(**facts), [*rounds, part or {}]
+    loop = replace(loop, asynchronous=loop.asynchronous or loop.ranks)
+    found = corrected(rounds, part or {}, loop)
+    estimates = [undisturbed(one, everything, loop) for one in estimates_of(found, loop)]
     if not estimates:
         return None
     named: list[tuple[Verdict, Estimate]] = [

@@ -1,7 +1,7 @@
-"""The forms of a report; nothing here measures.
+"""Make a report and write it in several forms; nothing here measures.
 
-summary    from figures to a report             contents   sentences and tables that forms share
+summary    makes a report of the figures        contents   sentences and tables that all forms share
 text       for a terminal and a notebook        markdown   for a pull request
-page       one HTML file                        charts     its pictures, by matplotlib
-saved      JSON, and back; Chrome's trace       against    two reports compared
+page       one HTML file                        charts     the charts of that page
+saved      JSON, read back too; Chrome's trace  against    compares two reports
 """

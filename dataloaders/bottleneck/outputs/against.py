@@ -1,4 +1,4 @@
-"""Two reports compared: how many times as fast the loop is as it was."""
+"""Compare two reports: how many times as fast the loop is as before."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Comparison:
     verdicts: tuple[Verdict, Verdict]  # before, now
     # Arm -> seconds a batch before, now, and before / now, with 95 % intervals; above 1: faster.
     arms: Mapping[str, tuple[Interval, Interval, Interval]]
-    differs: tuple[str, ...]  # what is not the same of what they were measured on, in sentences
+    differs: tuple[str, ...]  # differences in loader, batch and machine, a sentence each
 
     def __str__(self) -> str:
         lines = [
@@ -33,7 +33,7 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        """Return the verdicts, and what became of the loop, in a sentence."""
+        """Return both verdicts and the change of the loop's speed, in a sentence."""
         before, now = self.verdicts
         verdicts = f"still {now}" if before == now else f"{before} before, {now} now"
         if "real" not in self.arms:
@@ -56,10 +56,10 @@ class Comparison:
 
 
 def compare(before: Report, now: Report) -> Comparison:
-    """Return ``now`` compared with ``before``.
+    """Compare ``now`` with ``before``.
 
-    The two are measured apart, so that their errors are independent: the half widths of the
-    logarithms' intervals add as squares, above and below the estimate each on its own.
+    Each report was measured on its own, so their errors are independent: on the logarithmic scale,
+    the distances of the two ends from their estimates add as squares.
     """
     arms = {
         arm: (then, took, _ratio(then, took))

@@ -1,4 +1,4 @@
-"""The page's charts: matplotlib's SVG, in the colours of the page that it stands in."""
+"""Draw the page's charts as SVG, by matplotlib; text and axes have the page's text colour."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dataloaders.measuring.intervals import Step
 if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
 
-_INK = "#010203"  # becomes currentColor: black on white, or the other way round
-# Okabe and Ito's colours: told apart by colour-blind readers, on white and on black.
+_INK = "#010203"  # replaced by currentColor, which differs between light and dark mode
+# Okabe and Ito's palette: colour-blind readers can tell them apart, on white and on black.
 _STEP, _LOOP = "#009e73", "#8b949e"
 _COLOURS = {
     "prep": "#e69f00",
@@ -29,7 +29,7 @@ _COLOURS = {
     "contention": "#cc79a7",
     "launch": "#999999",
 }
-_WIDTH = 3.6  # inches; text keeps a legible size on a phone
+_WIDTH = 3.6  # inches: narrow enough for legible text on a phone
 _SHOWN_STEPS = 8
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -46,7 +46,7 @@ _STYLE: Any = {
 
 
 def charts(report: Report) -> dict[str, str]:
-    """Return SVG elements by the page's sections, for those that have something to show."""
+    """Return the charts that have data as SVG elements, by the section of the page."""
     made = {
         "arms": _drawn(_arms, report, "ms a batch, 95 % interval"),
         "stalls": _drawn(_waterfall, report, "ms a batch, and share of the loop"),
@@ -57,7 +57,7 @@ def charts(report: Report) -> dict[str, str]:
     return {name: svg for name, svg in made.items() if svg}
 
 
-# Each draws a chart, and yields the names of its rows, from the top.
+# Each function draws one chart and yields the names of its rows, from top to bottom.
 
 
 def _arms(axes: Any, report: Report) -> Iterator[str]:
@@ -76,13 +76,13 @@ def _waterfall(axes: Any, report: Report) -> Iterator[str]:
     bars, at = [("step alone", 0.0, alone.estimate, _STEP)], alone.estimate
     lost = {name: each.estimate for name, each in report.stalls.items() if each.estimate > 0}
     fetch, launch = lost.pop("fetch", 0.0), lost.pop("launch", 0.0)
-    if launch:  # within the step
+    if launch:  # a part of the step
         bars.append(("launch", alone.estimate - launch, launch, _COLOURS["launch"]))
     for name, seconds in in_order(lost, [stall.name for stall in STALLS]):
         bars.append((name, at, seconds, _COLOURS.get(name, _LOOP)))
         at += seconds
     bars.append(("real", 0.0, real.estimate, _LOOP))
-    if fetch:  # beyond the loop as it was measured, with its files in memory
+    if fetch:  # added to the measured loop, whose files were in memory
         bars.append(("fetch", real.estimate, fetch, _COLOURS["fetch"]))
     for row, (name, begin, seconds, colour) in enumerate(bars):
         share = f"{milliseconds(seconds)}, {seconds / real.estimate:.0%}"
@@ -135,7 +135,7 @@ def _timeline(axes: Any, report: Report) -> Iterator[str]:
 
 
 def _last_run(steps: Sequence[Step], most_s: float) -> list[Step]:
-    """Return the last steps that follow each other, as one block measured them."""
+    """Return the last consecutive steps, which one block measured."""
     run, end = [steps[-1]], sum(steps[-1])
     for one in reversed(steps[:-1]):
         if end - one.begin > most_s or run[0].begin - sum(one) > sum(one[1:]):
@@ -155,7 +155,7 @@ def _bar(
 def _drawn(draw: Callable[[Any, Report], Iterator[str]], report: Report, unit: str) -> str | None:
     """Return a chart with a row for each name that ``draw`` yields; None if it yields none."""
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": unit}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name in a script that its font lacks
+        warnings.simplefilter("ignore")  # the font may lack characters of a name
         figure = Figure(layout="constrained")
         axes = figure.add_subplot()
         axes.margins(x=0.02)
@@ -176,5 +176,5 @@ def _drawn(draw: Callable[[Any, Report], Iterator[str]], report: Report, unit: s
         figure.savefig(file, format="svg", transparent=True, metadata=none)
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    svg = re.sub(r' id="[A-Za-z.]+_\d+"', "", svg)  # the same in each chart
+    svg = re.sub(r' id="[A-Za-z.]+_\d+"', "", svg)  # ids would repeat from chart to chart
     return svg.replace("<svg", f'<svg role="img" aria-label="{unit}"', 1)

@@ -1,4 +1,4 @@
-"""What all forms of a report say: the verdict in sentences, figures and tables as text."""
+"""Put a report into sentences and tables of text, which all its forms share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LEAST_SHARE = 0.01
-"""Of preparation, for a row of its own."""
+"""The least share of preparation for which a call gets a row."""
 
 MEANS: dict[Verdict, str] = {
     "step-bound": "the training step is the bottleneck; a faster input gains next to nothing",
@@ -33,7 +33,7 @@ _EVIDENCE = {
 
 
 def bound_of(report: Report) -> str:
-    """Return what a perfect input would gain, in a sentence; "" where it is not known."""
+    """Return what a perfect input would gain, in a sentence; "" if that is not known."""
     bound = report.speedup_bound
     if bound is None:
         return ""
@@ -52,21 +52,21 @@ def gap_of(report: Report) -> str:
 
 
 def measured(report: Report) -> str:
-    """Return what was measured, and how long that took.
+    """Return what was measured and how long that took.
 
-    Without a complete round, single steps carry the figures: those of a short first epoch, say.
+    Without a complete round the figures come from single steps, such as those of a short epoch.
     """
     rounds = counted(report.rounds, "round") if report.rounds else "single steps"
     return f"{rounds} in {report.seconds:.0f} s"
 
 
 def counted(count: int, thing: str) -> str:
-    """Return "1 thing", "2 things"."""
+    """Return a count with its noun: "1 thing", "2 things"."""
     return f"{count} {thing}{'s' * (count != 1)}"
 
 
 def change_of(report: Report) -> tuple[str, str]:
-    """Return the one change to make, as code, and its gain; or "" and the first advice."""
+    """Return the recommended change as code, and its gain; without one, "" and the first advice."""
     best = None if report.verdict == "step-bound" else best_of(report.candidates)
     gain = None if best is None else best.measured or best.predicted
     if best is None or gain is None:
@@ -77,25 +77,25 @@ def change_of(report: Report) -> tuple[str, str]:
 
 
 def findings_of(report: Report) -> list[Finding]:
-    """Return what of the step could be faster; where it is not the limit, what holds anyway."""
+    """Return the findings to print: all if the step is the limit, else those that always count."""
     all_of_them = report.verdict == "step-bound"
     return [one for one in report.findings if all_of_them or one.anyway or one.gain is not None]
 
 
 def times(gain: Interval | None) -> str:
-    """Return a ratio as "1.50 x (1.40 to 1.60)", "" for None."""
+    """Format a ratio as "1.50 x (1.40 to 1.60)", None as ""."""
     return "" if gain is None else f"{gain.estimate:.2f} x ({gain.low:.2f} to {gain.high:.2f})"
 
 
 def milliseconds(seconds: float) -> str:
-    """Return seconds as milliseconds, with about three digits."""
+    """Format seconds as milliseconds with about three digits."""
     value = seconds * 1000
     digits = 3 if value < 1 else 2 if value < 10 else 1
     return f"{value:.{digits}f}"
 
 
 def range_of(seconds: Interval) -> str:
-    """Return an interval of seconds in milliseconds, "1.23 to 4.56"."""
+    """Format an interval of seconds as milliseconds: "1.23 to 4.56"."""
     return f"{milliseconds(max(0.0, seconds.low))} to {milliseconds(seconds.high)}"
 
 
@@ -107,13 +107,13 @@ class Table(NamedTuple):
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Return for each column whether its cells are figures."""
+        """Return for each column whether all its cells are numbers."""
         columns = zip(*self.rows, strict=True)
         return tuple(all(not cell or cell[0] in "-0123456789" for cell in one) for one in columns)
 
 
 def tables(report: Report) -> dict[str, Table]:
-    """Return the tables that have rows, by what they show, in the order of a report."""
+    """Return the tables that have rows, by name, in the order of a report."""
     found = {
         "arms": arms(report),
         "stalls": stalls(report),
@@ -135,7 +135,7 @@ def arms(report: Report) -> Table:
 
 
 def stalls(report: Report) -> Table:
-    """Return what the loop loses, by cause; where the step is the limit, what that loses."""
+    """Return the time lost, by cause; if the step is the limit, only what the step itself loses."""
     real = report.seconds_per_batch.get("real")
     if real is None:
         return Table((), [])
@@ -150,13 +150,13 @@ def stalls(report: Report) -> Table:
 
 
 def in_order(found: Mapping[str, T], names: Iterable[str]) -> list[tuple[str, T]]:
-    """Return what was found in the order of ``names``, others last."""
+    """Return the items of ``found`` in the order of ``names``, the others last."""
     order = dict.fromkeys((*names, *found))
     return [(name, found[name]) for name in order if name in found]
 
 
 def waits(report: Report) -> Table:
-    """Return how long single batches are waited for; nothing where the step is the limit."""
+    """Return the waits for single batches; no rows if the step is the limit."""
     found = report.waits
     if found is None or report.verdict == "step-bound":
         return Table((), [])
@@ -173,14 +173,14 @@ def waits(report: Report) -> Table:
 
 
 def slow(report: Report) -> Table:
-    """Return the samples that took longest."""
+    """Return the slowest samples."""
     found = (report.waits or {}).get("slow", ())
     rows = [(str(index), milliseconds(seconds), file) for index, file, seconds in found]
     return Table(("slow sample", "ms", "file"), rows)
 
 
 def preparation(report: Report) -> Table:
-    """Return what the calls of one sample cost."""
+    """Return the cost of each call in preparing a sample."""
     rows = []
     for one in report.preparation:
         if one.share >= LEAST_SHARE:
@@ -191,7 +191,7 @@ def preparation(report: Report) -> Table:
 
 
 def candidates(report: Report) -> Table:
-    """Return what could be changed, with what it gains or why not."""
+    """Return the possible changes, each with its gain or the reason against it."""
     tried = any(one.measured for one in report.candidates)
     rows = []
     for one in report.candidates:

@@ -1,4 +1,4 @@
-"""The report as Markdown, for a pull request or $GITHUB_STEP_SUMMARY."""
+"""Write a report as Markdown, for a pull request or $GITHUB_STEP_SUMMARY."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dataloaders.bottleneck.outputs.against import Comparison
 if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
 
-_LEFT_OUT = ("waits", "slow")  # a summary says what to do
+_LEFT_OUT = ("waits", "slow")  # left to the other forms: a summary says what to do
 
 
 def markdown(report: Report, comparison: Comparison | None = None) -> str:
-    """Return a summary: verdict, the change to make, tables; notes folded away."""
+    """Return a summary: the verdict, the change to make, tables, and the notes folded away."""
     parts = [f"### {report.verdict}: {contents.MEANS[report.verdict]}", contents.bound_of(report)]
     code, why = contents.change_of(report)
     if code:
@@ -54,10 +54,7 @@ def _listed(lines: Iterable[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return ``text`` with nothing in it that Markdown, a table or HTML takes for its own.
-
-    What stands between backquotes stays code.
-    """
+    """Escape what has a meaning in Markdown, its tables or HTML, except code in backquotes."""
     parts = re.split(r"(`[^`|<]+`)", " ".join(text.split()))
     parts[::2] = [re.sub(r"([\\`*_\[\]<>|#~$])", r"\\\1", part) for part in parts[::2]]
     return "".join(parts)

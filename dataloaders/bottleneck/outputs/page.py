@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page: page.html, filled in."""
+"""Write a report as one self-contained HTML page, from the template page.html."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ADDRESS = re.compile(r"(?:([^,]*), )?(https?://[^\s&]+)")  # with its title
 
 
 def page(report: Report, comparison: Comparison | None = None) -> str:
-    """Return the page."""
+    """Return the page's HTML; with ``comparison``, the page compares two reports."""
     change, why = contents.change_of(report)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters.update(code=_code, linked=_linked)
@@ -53,17 +53,17 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
 
 
 def _code(text: str) -> Markup:
-    """Return text with what stands between backquotes as code."""
+    """Return text as HTML, with ``<code>`` for backquotes."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _linked(text: str) -> Markup:
-    """Return text with addresses as links: of "Title, https://..." the title is one."""
+    """Return text as HTML, with links; "Title, https://..." becomes a link named "Title"."""
     link = _ADDRESS.sub(lambda m: f'<a href="{m[2]}">{m[1] or m[2]}</a>', str(escape(text)))
     return Markup(link)
 
 
 def _line_at(where: str) -> str:
-    """Return the line of code that "file.py:12" names, "" where it is not at hand."""
+    """Return the line of code at "file.py:12"; "" if it cannot be read."""
     found = _WHERE.match(where)
     return linecache.getline(found[1], int(found[2])).strip() if found else ""

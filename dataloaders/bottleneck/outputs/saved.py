@@ -1,6 +1,7 @@
-"""A report as JSON: all of it, and back again; its steps, for ui.perfetto.dev and chrome://tracing.
+"""Write a report as JSON and read it back; write its steps for ui.perfetto.dev.
 
-Lists are tuples again, and numbers that JSON lacks are null.
+JSON has no tuples, infinity or NaN: they are written as lists and null, and restored by the types
+of a report's fields.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,22 +24,23 @@ if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
 
 FORMAT = 1
-"""Changes when a reader of the older format would misunderstand; further fields do not count."""
+"""The format's number. It changes when old and new reports would be misread, not for new fields."""
 
 T = TypeVar("T")
 
 
 def text(saved: Any) -> str:
-    """Return a dataclass as JSON with its format's number, a line for each field."""
-    lines = [f'  "{key}": {json.dumps(value)}' for key, value in _plain(saved).items()]
+    """Return a dataclass as JSON: the format's number, then one field a line."""
+    finite = json.loads(json.dumps(asdict(saved), default=_plain), parse_constant=lambda name: None)
+    lines = [f'  "{key}": {json.dumps(value)}' for key, value in finite.items()]
     return "\n".join(["{", ",\n".join([f'  "format": {FORMAT}', *lines]), "}"])
 
 
 def read(kind: type[T], path: str | os.PathLike[str]) -> T:
-    """Return the ``kind`` whose `text` is in a file; fields that are not there keep defaults.
+    """Return the dataclass of type ``kind`` that a file holds; missing fields get their defaults.
 
     Raises:
-        OptionError: the file is not there, holds something else, or another format.
+        OptionError: there is no such file, it holds something else, or it has another format.
     """
     name = os.fspath(path)
     try:
@@ -61,9 +63,9 @@ def read(kind: type[T], path: str | os.PathLike[str]) -> T:
 
 
 def trace(report: Report) -> str:
-    """Return the steps of the timeline as Chrome's trace events: an arm a row, in JSON.
+    """Return the timeline as Chrome trace events in JSON, one row for each arm.
 
-    Format: "Trace Event Format" of the Catapult project; complete events (``ph`` "X"), in µs.
+    The format is Catapult's "Trace Event Format": complete events (``ph`` "X"), in microseconds.
     """
     events: list[dict[str, Any]] = [
         _named("process_name", 0, f"dataloaders check: {report.loader}")
@@ -86,21 +88,14 @@ def _named(kind: str, row: int, name: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    """Return what JSON can hold in place of ``value``, such as a sampler's key."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (str, bool)):
-        return value
-    return int(value) if isinstance(value, Integral) else str(value)  # a sampler's keys may be both
+        return dict(value)
+    return int(value) if isinstance(value, Integral) else str(value)
 
 
 def _restored(hint: Any, value: Any) -> Any:
-    """Return ``value`` as ``hint`` says; what it does not say is left, with tuples for lists."""
+    """Return JSON's ``value`` as the type ``hint``; a list without a type becomes a tuple."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Figures into words: what the loader is, what to try next, what to know about the figures."""
+"""Make a report of a check's figures: describe the loader, advise, and note what to know."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import best_of
 
 _HELD_FROM = 0.03
-_LAUNCH_SHARE = 0.05  # of a step, from which on it is worth a word
+_LAUNCH_SHARE = 0.05  # of a step; a smaller one is not mentioned
 
 
 def summarise(
@@ -35,9 +35,9 @@ def summarise(
     launched: Interval | None,
     **fields: Any,
 ) -> Report:
-    """Return the report of a check, finished or not; ``fields`` are others of it.
+    """Return the report of a check, finished or not; ``fields`` are further fields of it.
 
-    ``derived``: whether the step copies something computed from its batch to the device.
+    ``derived`` says whether the step copies what it computed from its batch to the device.
     """
     known, feed = analysis or Analysis(), blocks.feed
     arms, stalls = dict(known.seconds_per_batch), dict(known.stalls)
@@ -73,7 +73,7 @@ def summarise(
 def _notes(
     analysis: Analysis | None, blocks: Blocks, rounds: int, finished: bool, derived: bool
 ) -> tuple[str, ...]:
-    """Return what a reader must know to trust the figures, a sentence each."""
+    """Return what a reader has to know to judge the figures, a sentence each."""
     feed, found, known = blocks.feed, analysis is not None, analysis or Analysis()
     few = f"only {counted(rounds, 'complete round')}" if rounds else "no complete round"
     notes = {
@@ -114,7 +114,7 @@ def _notes(
 
 
 def _less(whole: Interval, part: Interval) -> Interval:
-    """Return whole - part, two independent figures, with no end below 0."""
+    """Return whole - part, measured independently; no end is below 0."""
     half, estimate = math.hypot(whole.half_width, part.half_width), whole.estimate - part.estimate
     return Interval(*(max(0.0, end) for end in (estimate - half, estimate, estimate + half)))
 

@@ -1,4 +1,4 @@
-"""The report in a terminal and in a notebook, by rich; its last line is the change, as code."""
+"""Write a report for a terminal or a notebook, by rich; it ends with the recommended change."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _NOTEBOOK = '<pre style="font-family: monospace; line-height: normal">{code}</pr
 
 
 def text(report: Report) -> str:
-    """Return plain text, in lines of 112 characters except those to search for or to copy."""
+    """Return plain text in lines of 112 characters; lines to search or copy are not wrapped."""
     console = _printed(report)
     return "\n".join(line.rstrip() for line in console.export_text().splitlines())
 
 
 def html(report: Report) -> str:
-    """Return the text as a notebook shows it."""
+    """Return the text as HTML for a notebook."""
     return _printed(report).export_html(inline_styles=True, code_format=_NOTEBOOK)
 
 
 def renderable(report: Report) -> Group:
-    """Return what rich prints of the report."""
+    """Return the report as rich prints it."""
     meaning = f": {contents.MEANS[report.verdict]}"
     parts: list[Any] = [Text.assemble((report.verdict.upper(), "bold"), meaning)]
     parts += [Text(line) for line in (contents.bound_of(report), contents.gap_of(report)) if line]
     parts += ["", Text(f"loader  {report.loader}"), Text(f"batch   {report.batch}"), ""]
     for name, table in contents.tables(report).items():
-        if name == "slow":  # a path is copied, and a table would break it
+        if name == "slow":  # a table would wrap the path
             parts += [_unbroken(f"slow: sample {key}, {ms} ms {at}") for key, ms, at in table.rows]
         else:
             parts.append(_table(table))
@@ -72,5 +72,5 @@ def _table(shown: contents.Table) -> Table:
 
 
 def _unbroken(line: str) -> Text:
-    """Return a line that is not broken: to be searched for, or copied."""
+    """Return a line that rich does not wrap, so that it can be searched and copied."""
     return Text(line, no_wrap=True, overflow="ignore")
