@@ -1,16 +1,16 @@
-"""The check: the same training step on real and on synthetic input, side by side.
+"""The check: measure the same training step on real and on synthetic input, in turns.
 
-inline        a check in one's own code: of a step, or of a loop as it stands
-check         the loop's batches: first steps, then rounds of one block an arm
+inline        check a step, or a loop as it stands, in one's own code
+check         yield the loop's batches: first steps, then rounds of one block for each arm
 
-what is fed        arms: what the step gets in each arm, and what its difference measures
-                   resident, placement: a few real batches, kept where the step wants them
-what is measured   first_steps: until steps are steady      blocks: batches between two marks
-                   steps: single waits, a timeline
-what is decided    rhythm: the loop's cycle    schedule: how long blocks are, when to end
-                   evidence/: from blocks to a verdict
-after the verdict  causes/: where input's time goes, what changes would gain
-what is reported   report: the figures, and the forms that they are written in (outputs/)
+input         arms: what the step gets in each arm, and what that measures
+              resident, placement: a few real batches, kept where the step wants them
+measuring     first_steps: until steps are steady      blocks: steps between two marks
+              steps: waits for single batches, a timeline
+deciding      rhythm: the loop's cycle    schedule: how long blocks are, when to end
+              evidence/: from blocks to a verdict
+explaining    causes/: where the input's time goes, what changes would gain
+reporting     report: the figures    outputs/: the forms in which they are written
 """
 
 from dataloaders.errors import MissingDependency

@@ -1,13 +1,13 @@
-"""The arms: what the step gets in each, and what an arm's difference to synthetic measures.
+"""Define the arms: the inputs of the step, and what their difference to synthetic measures.
 
     arm         input                                          its difference to synthetic
-    synthetic   batches that are resident where the step is
-    host        the same in the loader's memory: a copy each   transfer
+    synthetic   batches resident where the step wants them
+    host        the same in the loader's memory, to be copied  transfer
     contended   resident ones, while the loader's workers run  contention
-    real        the loader's batches                           everything; what is left is prep
-    cold        the same, their files evicted from memory      fetch, by its difference to real
+    real        the loader's batches                           all of these, and prep: the rest
+    cold        the same, their files evicted from memory      fetch: its difference to real
 
-A further arm of a round is one more entry of `ARMS`.
+To add an arm to each round, add an entry to `ARMS`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Take: TypeAlias = Callable[[], Batch]
 
 
 class Stall(NamedTuple):
-    """Names time that the loop loses to one cause."""
+    """Names a cause for which the loop loses time."""
 
     name: str  # its key in the report
-    verdict: Verdict  # where it is the largest
+    verdict: Verdict  # if this stall is the largest
     meaning: str  # in words
 
 
@@ -43,9 +43,9 @@ class Arm:
 
     name: str  # its key in the report
     meaning: str  # in words
-    begin: Callable[[Blocks], bool]  # brings the queue to the block's first state; False: in vain
-    take: Callable[[Blocks, int], Take]  # for so many batches, those of the warm-up included
-    stall: Stall | None = None  # what its difference to synthetic is; None: nothing, or all
+    begin: Callable[[Blocks], bool]  # prepares the loader's queue; returns whether it is ready
+    take: Callable[[Blocks, int], Take]  # given the number of batches, the warm-up's included
+    stall: Stall | None = None  # measured by its difference to synthetic; None: no single one
     exists: Callable[[Blocks], bool] = lambda blocks: True  # whether the loop has this arm
 
 
@@ -61,9 +61,9 @@ def _when_idle(blocks: Blocks) -> bool:
 
 
 def _slows_the_host(blocks: Blocks) -> bool:
-    # On the host's clock the steps of real blocks, without their waits, are this arm. Workers of
-    # a short epoch are soon done, and starting the next one is no contention. Very slow steps are
-    # too few for a further arm.
+    # On the host's clock, the steps of real blocks without their waits take the place of this arm.
+    # Workers of a short epoch finish early, and starting the next epoch is not contention. If
+    # steps are very slow, there are too few of them for one more arm.
     exists = blocks.asynchronous and blocks.feed.parallel and blocks.feed.countable
     return exists and not (blocks.schedule.short_epochs or blocks.schedule.few_steps(blocks.real_s))
 
@@ -75,7 +75,7 @@ def _begin_contended(blocks: Blocks) -> bool:
 
 
 def _beside_workers(blocks: Blocks, count: int) -> Take:
-    # Taken on the loop's own thread, as in the real loop: next() runs the loader's sampler.
+    # On the loop's own thread, as in the real loop: next() runs the loader's sampler.
     issued, drop = iter(blocks.pool.issue("synthetic", count)), blocks.feed.drop_ready
 
     def take() -> Batch:
@@ -120,11 +120,11 @@ ARMS = (
         _slows_the_host,
     ),
 )
-"""All arms of a round, in its order: the first one continues where the warm-up ended."""
+"""The arms of a round, in its order; the first one continues after the first steps."""
 
 STALLS = (PREP, *(arm.stall for arm in ARMS if arm.stall is not None))
-"""Parts of real minus synthetic, as the report has them; "prep" is what the others leave."""
+"""The parts of real minus synthetic, in the report's order; "prep" is what the others leave."""
 
 MEANINGS = {arm.name: arm.meaning for arm in (*ARMS[1:], ARMS[0])}
-MEANINGS["cold"] = "the loop as it is, its files not in memory"  # measured once: see cold.py
-"""What each input is, in words, in the order of a report."""
+MEANINGS["cold"] = "the loop as it is, its files not in memory"  # measured once, by causes/cold.py
+"""Each arm in words, in the report's order."""

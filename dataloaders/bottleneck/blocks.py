@@ -1,11 +1,11 @@
-"""One block of an arm: batches for the loop that runs the step, and the clock's marks.
+"""Run one block of an arm: yield batches to the loop that runs the step, and mark the clock.
 
     queue ── warm-up ── to a cycle's start ── mark  segment  mark  segment  mark ── wait
     device   the arm's own steady state            └── seconds, waits in next() ──┘
 
-Nothing waits for the device before or within the measured part, because a loop that waits cannot
-hide loading behind the device's work, as training does. A real block goes through the loader's
-epochs one after the other, as training does.
+Nothing waits for the device before or within the measured part: a loop that waits could not load
+while the device works, as training does. Real blocks go through the loader's epochs one after the
+other, as training does.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Blocks:
 
     Attributes:
         feed, pool, schedule: the loader's batches, the resident ones, the lengths of blocks.
-        real_s, step_s: seconds of a step on real and on resident batches, as last measured.
+        real_s, step_s: seconds of a step on real and on resident batches, in the last block.
         ready: batches that were ready when the last real block ended; None if not countable.
         patience_s: the longest wait for workers.
         log: what single steps took.
-        early: blocks that began before the loader's queue was in their arm's state.
-        cycle: batches of an accumulation cycle, as the last block had it.
+        early: how many blocks began before the loader's queue was in the arm's state.
+        cycle: batches of an accumulation cycle, in the last block.
         writes: whether the step writes into its batch.
-        step_cores: cores on which this process computes during a step.
+        step_cores: cores that this process keeps busy during a step.
         lead: real steps with which the next real block begins.
         now: returns the host's time in seconds.
         interrupted: whether the loop did something else since its last batch.
@@ -84,11 +84,11 @@ class Blocks:
 
     @property
     def arms(self) -> list[Arm]:
-        """Return the arms that say something about this loop, in the order of a round."""
+        """Return the arms that this loop has, in the order of a round."""
         return [arm for arm in ARMS if arm.exists(self)]
 
     def give(self, batch: Batch) -> Generator[Batch, None, bool]:
-        """Yield one unmeasured batch to the step; return whether the loop was interrupted."""
+        """Yield one batch that is not measured; return whether the loop was interrupted."""
         if self.pool.varied:
             self._is_new_shape(batch)
         self.log.given += 1
@@ -112,7 +112,7 @@ class Blocks:
             warm_up = min(warm_up, len(self.pool) // 2)
             batches = min(batches, len(self.pool) - warm_up)
         if plan.refill:
-            # First, since workers go on during these steps; then the queue is brought to its level.
+            # Before the queue is brought to its level, since workers go on during these steps.
             self.early += not self.feed.wait_until_idle(self.patience_s, self.real_s)
             self.clock.wait()
             for batch in self.pool.issue("synthetic", plan.refill):
@@ -143,11 +143,11 @@ class Blocks:
         return took
 
     def launched(self) -> Generator[Batch, None, Interval | None]:
-        """Yield steps that the device begins once they are launched; return what one takes it.
+        """Yield steps that run on the device once all of them are launched; return their seconds.
 
-        The device is made to wait first, for longer than the host needs, so that the time contains
-        no gap in which the device waits for the host. Returns None if the clock cannot do that, if
-        the step writes into its batch, or if two steps would take a fifth of the budget.
+        The device is delayed first, for longer than the host needs, so that it never waits for the
+        host. Returns None if the clock cannot delay it, if the step writes into its batch, or if
+        two steps would take a fifth of the budget.
         """
         most_s = _LAUNCH_SHARE * self.schedule.budget_s
         delay = getattr(self.clock, "delay", None)
@@ -175,8 +175,8 @@ class Blocks:
         for number in range(1, count + 1):
             batch = take()
             if keeps:
-                # Copied now, off the clock: if a block held pinned batches, the loader would have
-                # to pin new memory for each one.
+                # Copied outside the measured part. If a block held pinned batches, the loader would
+                # have to pin new memory for each one.
                 self.pool.record(batch)
             yield from self.give(batch)
             if number >= WARM_UP_STEPS and self.schedule.late(
@@ -193,7 +193,7 @@ class Blocks:
         began: float,
         lead: tuple[Segment, ...],
     ) -> Block:
-        """Yield ``batches`` in segments; return ``lead`` and those without an interruption."""
+        """Yield ``batches`` in segments; return ``lead`` and the segments without interruption."""
         steps = min(plan.segment, batches)
         count = batches // steps
         feed, log, now, mark = self.feed, self.log, self.now, self.clock.mark
@@ -246,17 +246,17 @@ class Blocks:
         ]
         waits = sum(one.elsewhere for one in kept) / max(1, steps * len(kept))
         if self.asynchronous and lag_s >= waits:
-            # The device had work all the time, which hid the waits for other loaders.
+            # The device always had work, which hid the waits for other loaders.
             kept = [one._replace(elsewhere=0.0) for one in kept]
         if not kept:
             return None
         alike = plan.cycle == 1 and not (self.asynchronous or self.writes or varied)
-        warm_up = tuple(self._warm_up[1:]) if alike else ()  # the first step follows another arm
+        warm_up = tuple(self._warm_up[1:]) if alike else ()  # the first follows another arm
         busy_share = statistics.fmean(busy) if busy else 1.0
         return block_of([*lead, *kept], warm_up=warm_up, held=held, busy=busy_share)
 
     def _interruption(self, step_s: float) -> bool:
-        """Note a step that took ``step_s``; return whether the loop did something else in it."""
+        """Note a step of ``step_s`` seconds; return whether the loop did something else in it."""
         interrupted, self.interrupted = self.interrupted, False
         if interrupted:
             self.schedule.interrupted = True

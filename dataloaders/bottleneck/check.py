@@ -1,10 +1,10 @@
-"""The check: one training loop, fed from different inputs in short interleaved blocks.
+"""The check: feed one training loop from different inputs, in short interleaved blocks.
 
     first steps   real real real …                (a few batches kept; the step's devices noticed)
     round         real │ synthetic │ host │ contended   each: warm-up steps, mark, steps, mark
     round         real │ synthetic │ host │ contended   … until the interval is narrow enough
 
-The check is an iterator of batches: whoever iterates it runs the step, between two batches.
+The check yields batches; the loop that iterates it runs the step after each one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CONTENTION_SHARE = 0.03
 
 @dataclass(frozen=True)
 class Progress:
-    """Says how far a check is; ``progress`` is called with it between blocks."""
+    """Says how far a check has come; ``progress`` is called with it between blocks."""
 
     seconds: float  # spent measuring so far
     budget_s: float  # the most that will be spent, in seconds
@@ -61,29 +61,29 @@ class Progress:
 
 
 class Check:
-    """Yields batches that make a training loop measure itself; iterate it in place of the loader.
+    """Yields batches to a training loop, and measures its steps; iterate it instead of the loader.
 
-    ``for batch in check: step(batch)`` ends when enough is known, then `report` has the result.
-    The loop may also break and iterate again, with a validation in between: the check goes on, and
+    ``for batch in check: step(batch)`` ends once enough is known; then `report` returns the result.
+    The loop may break and iterate again, after a validation for instance: the check goes on, and
     leaves out the step in which that happened. ``report()`` may be called at any time.
 
     Args:
         loader: a DataLoader, or any object that can be iterated again and again.
-        budget_s: the most seconds to spend. The check ends earlier once the interval is narrow.
-            Without a verdict it takes up to twice as long if steps are slow (more than 0.25 s) or
-            if fewer than two rounds are complete.
+        budget_s: the most seconds to measure. The check ends earlier once the interval is narrow.
+            If there is no verdict by then, it goes on for up to twice as long where steps are slow
+            (more than 0.25 s) or fewer than two rounds are complete.
         device: where the step wants its batches; None: where its first real batch ends up.
-        iterate: makes the loader's iterator, if not ``iter(loader)``.
+        iterate: makes the loader's iterator; None: ``iter(loader)``.
         progress: called with a `Progress` between blocks, never within one.
         clock: times the blocks; None: the clock of the devices that the step computes on.
-        predict: whether to go on after the verdict, for up to half of the budget: to find out what
-            preparation consists of and what remedies would gain, or, if the step is the
-            bottleneck, what the settings gain that findings name.
-        try_candidates: whether to run these remedies with the step, too.
-        cache: path of the dataset's cache for these remedies, built if it is missing; None: in a
+        predict: whether to go on after the verdict, for up to half of the budget: to measure what
+            preparation consists of and predict what changes would gain, or, if the step is the
+            bottleneck, to measure the gain of settings that findings name.
+        try_candidates: whether to run these changes with the step, too.
+        cache: path of the dataset's cache for these runs, built if it is missing; None: in a
             temporary folder.
         only_epoch: whether the first epoch may be the only one, as in a script: if it is short and
-            the waits in it carry a verdict, no further epoch is begun.
+            its waits support a verdict, no further epoch is begun.
         agree: for several ranks: every rank calls it with its own numbers, at the same points of
             the loop, and gets those of rank 0. None: this process decides alone.
 
@@ -165,7 +165,7 @@ class Check:
             yield batch
 
     def report(self) -> Report:
-        """Return what is known so far; the verdict is "inconclusive" while that is too little."""
+        """Return what is known so far; the verdict is "inconclusive" until that is enough."""
         analysis, placement = self._analysis(), self._first.placement
         return summarise(
             analysis,
@@ -182,9 +182,9 @@ class Check:
         )
 
     def failed(self, error: BaseException) -> bool:
-        """Return whether a setting that is tried around the step made it fail.
+        """Return whether the step failed because of a setting that is being tried on it.
 
-        The setting is left out. The verdict is known by then, so the report is not lost.
+        That setting is then left out. The verdict is known by then, so the report is not lost.
         """
         return self._settings.failed(error)
 
@@ -214,14 +214,14 @@ class Check:
     def optimizer_stepped(self) -> None:
         """Note that an optimizer stepped, so that blocks consist of whole accumulation cycles.
 
-        Only for optimizers that are not torch's: those are noticed by a hook.
+        Call it for optimizers that are not torch's; a hook notices torch's.
         """
         self._blocks.rhythm.stepped()
 
     def waited_elsewhere(self, name: str, seconds: float) -> None:
-        """Count ``seconds`` of the loop as a wait for another loader, not as part of its step.
+        """Count ``seconds`` of the loop as a wait for another loader, not as part of the step.
 
-        Call it after each ``next()`` of that loader; ``name`` is its name in the report.
+        Call it after each ``next()`` of that loader; ``name`` names it in the report.
         """
         self._blocks.log.waited_elsewhere(name, seconds)
 
@@ -251,7 +251,7 @@ class Check:
             self._ended_at = self._now()
 
     def _begin(self, known: bool) -> None:
-        """Begin to measure, after the first steps; time for compilation is not in the budget."""
+        """Begin to measure after the first steps; compilation does not count towards the budget."""
         blocks, first = self._blocks, self._first
         self._began_at = self._now() - (first.seconds if known else first.spent_s)
         blocks.clock = first.clock
@@ -264,7 +264,7 @@ class Check:
         block = first.steady_block()
         if not self._schedule.few_steps(blocks.real_s):
             first.run_out_epoch()
-        elif block is not None:  # the budget has room for few steps: first steps count as well
+        elif block is not None:  # few steps fit into the budget: first steps count as well
             blocks.lead = block.segments
             waited_s = sum(one.waited for one in block.segments) / block.steps
             blocks.step_s = block.per_batch - waited_s
@@ -274,7 +274,7 @@ class Check:
         blocks.log.clear()
 
     def _explain(self, found: Analysis, *, stepping: bool) -> Iterator[Batch]:
-        """Yield the batches that say where the time goes, and what changes would gain."""
+        """Yield the batches for finding out where the time goes and what changes would gain."""
         if self._schedule.asynchronous:
             self._launched = yield from self._blocks.launched()
         if not self._predict:
@@ -310,10 +310,7 @@ class Check:
             self._round_s.extend([seconds * longer for seconds in self._round_s])
 
     def _block(self, arm: Arm) -> Generator[Batch, None, BlockTimes | None]:
-        """Yield one block of ``arm``; return None if it has to be run again.
-
-        With several ranks, rank 0 decides that.
-        """
+        """Yield one block of ``arm``; return None if it has to run again, which rank 0 decides."""
         missing = sum(one.name not in self._round for one in self._blocks.arms)
         left_s = self._schedule.left_s(len(self._rounds), self._seconds()) / missing
         ran = yield from self._blocks.run(arm, left_s)
@@ -331,7 +328,7 @@ class Check:
         return self._schedule.over(len(self._rounds), self._seconds(), self._verdict_stands)
 
     def _verdict_stands(self) -> tuple[bool, bool, bool]:
-        """Return whether there is a verdict; one without disturbance; one that is precise."""
+        """Return whether there is a verdict, an undisturbed one, and a precise one."""
         known = self._analysis()
         if known is None or known.verdict == "inconclusive":
             return False, False, False
@@ -351,7 +348,7 @@ class Check:
             )
 
     def _analysis(self) -> Analysis | None:
-        """Return what the blocks so far carry; computed once after each."""
+        """Return the analysis of the blocks so far, computed once after each block."""
         state = (len(self._rounds), len(self._round), self._first.steps)
         if self._cached is None or self._cached[0] != state:
             self._cached = (state, self._analysed())

@@ -1,7 +1,7 @@
-"""The loop's first steps, until they are steady; no block is measured, but every wait is.
+"""Run the loop's first steps until they are steady: no block is measured, but every wait is.
 
-step step step … steady     keeps a few batches, and notices the devices that the step uses
-short first epoch           the check may end here, if the waits of its steps carry a verdict
+step step step … steady     keep a few batches, and notice the devices that the step uses
+short first epoch           the check may end here, if the waits of its steps support a verdict
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from dataloaders.measuring.clocks import Clock, clock_of
 from dataloaders.measuring.intervals import BlockTimes, Segment, block_of
 
 _BUDGET_SHARE = 0.15
-_LONGEST = 3  # times this share: where steps never agree or an optimizer's cycle is long
+_LONGEST = 3  # times this share, if steps never agree or a cycle is long
 _EPOCH_SHARE = 0.2  # of the budget, that a first epoch may take
 _MOST_KEPT = 1000
-_UNSTEADY = 4  # first steps: slower than the others, or on batches that were ready already
-_TAKEN_BEFORE = 2  # batches of an epoch that a script's loop had before it was taken over
+_UNSTEADY = 4  # first steps: slower than the others, or on batches that were ready before
+_TAKEN_BEFORE = 2  # batches of an epoch that a script's loop got before it was taken over
 _AS_SLOW = 0.5  # of the seconds of a batch of the first epoch
 _HELD_SHARE = 0.03
 
@@ -38,9 +38,9 @@ class FirstSteps:
 
     Attributes:
         placement: what was seen of the step's copies; None without an accelerator.
-        batch: describes one batch in a line.
+        batch: one batch, described in a line.
         steps, seconds: how many first steps ran, and how long they took.
-        segments: the first of these steps, one by one.
+        segments: these steps one by one, the first 1,000 of them.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class FirstSteps:
 
     @property
     def spent_s(self) -> float:
-        """Return the part of the budget that the first steps took, without compilation."""
+        """Return the part of the budget that the first steps used, without compilation."""
         return min(self.seconds, self._budget_s * _BUDGET_SHARE)
 
     @property
@@ -82,9 +82,9 @@ class FirstSteps:
         return max(1e-6, (self.seconds - self._steady.excess_s) / self.steps)
 
     def run(self, analysis: Callable[[], Analysis | None]) -> Generator[Batch, None, bool]:
-        """Yield batches; return whether the first epoch has ended and carries a verdict.
+        """Yield batches; return whether the first epoch has ended and supports a verdict.
 
-        The clock waits for the device after each step, to find out when steps are steady.
+        The clock waits for the device after each step, so that it shows when steps are steady.
         """
         feed, pool, blocks, steady = self._feed, self._pool, self._blocks, self._steady
         held = blocks.held_up()
@@ -119,7 +119,7 @@ class FirstSteps:
                 return False
 
     def _first_batch(self) -> int:
-        """Note what the first batch shows of the loader; return the last batches to hold back."""
+        """Note what the first batch shows of the loader; return the number of last batches to keep."""
         feed = self._feed
         self._steady.fewest = 2 * feed.in_flight
         self._schedule.learn(feed.length, feed.in_flight)
@@ -139,12 +139,12 @@ class FirstSteps:
             return False
         if not (self._only_epoch and self.waits_are_lost and feed.epoch == 0):
             return True
-        # If the rest of an epoch that may be the only one is short, it is stepped through, too.
+        # This epoch may be the only one: if the rest of it is short, it is stepped through, too.
         rest_s = feed.left * self.seconds / self.steps
         return rest_s > _EPOCH_SHARE * self._budget_s or self._schedule.short_epochs
 
     def _watched(self, batch: Batch) -> Generator[Batch, None, bool]:
-        """Yield one of the first batches; notice the devices to which the step copies it."""
+        """Yield one of the first batches; notice to which devices the step copies it."""
         blocks, pool = self._blocks, self._pool
         if self._device is not None and not pool.placed:
             pool.place(resident_everywhere(batch, self._device))
@@ -170,21 +170,21 @@ class FirstSteps:
                 pool.place(devices)
 
     def _devices_in_use(self) -> list[torch.device]:
-        """Return the devices that the step copied to or computed on, as far as it was seen."""
+        """Return the devices that the step was seen to copy to or compute on."""
         used = {self._pool.device}
         if self.placement is not None:
             used |= self.placement.used
         on = {device for device in used if device.type not in ("cpu", "meta")}
         if not on and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            # What a compiled step does is not seen.
+            # The inside of a compiled step is not seen.
             on = {torch.device("cuda", torch.cuda.current_device())}
         return sorted(on, key=str)
 
     def run_out_epoch(self) -> None:
         """Take the rest of the first epoch without steps, if that is quick.
 
-        A dataset that fills a cache is slow in its first epoch only. If taking the rest would be
-        slow, the check measures within the first epoch, and the report says so.
+        A dataset that fills a cache is slow in its first epoch only. If taking the rest is slow,
+        the check measures within the first epoch, and the report says so.
         """
         feed = self._feed
         if feed.epoch > 0 or feed.length is None or not feed.running:
@@ -202,9 +202,9 @@ class FirstSteps:
     def _end_epoch(
         self, last: int, held: tuple[float, float], analysis: Callable[[], Analysis | None]
     ) -> Generator[Batch, None, bool]:
-        """Yield ``last`` resident batches in place of the epoch's; return whether that is enough.
+        """Yield ``last`` resident batches instead of the epoch's; return whether that is enough.
 
-        It is not if other processes held the steps up, or if a later epoch's batches are quicker.
+        It is not enough if other processes held the steps up, or if the next epoch is quicker.
         """
         blocks, now = self._blocks, self._now
         if last:
@@ -226,12 +226,12 @@ class FirstSteps:
         return self._as_slow_later()
 
     def _as_slow_later(self) -> bool:
-        """Return whether the next epoch's batches, taken without steps, take about as long."""
+        """Return whether batches of the next epoch, taken without steps, take about as long."""
         feed, now = self._feed, self._now
         feed.close()
         began, taken = now(), 0
         until = began + _EPOCH_SHARE * self._budget_s
-        with suppress(CheckError, StopIteration):  # an iterable that ends for good has no later one
+        with suppress(CheckError, StopIteration):  # an iterable that has ended has no next epoch
             while taken < len(self.segments) and now() < until:
                 feed.take()
                 taken += 1
@@ -240,11 +240,11 @@ class FirstSteps:
 
     @property
     def waits_are_lost(self) -> bool:
-        """Whether a step's wait is lost time: one process alone, and no device that hides it."""
+        """Whether waits are lost time: there is one process, and no device works meanwhile."""
         return self._schedule.alone and not (self._schedule.asynchronous or self._devices_in_use())
 
     def steady_block(self) -> BlockTimes | None:
-        """Return the steady first steps as a real block; None if waits are not the whole gap."""
+        """Return the steady first steps as a real block; None if their waits are not lost time."""
         if self._pool.varied or self._blocks.log.elsewhere or not self.waits_are_lost:
             return None
         segments = self.segments[1:]
@@ -256,7 +256,8 @@ class FirstSteps:
     def blocks(self) -> dict[str, BlockTimes]:
         """Return first steps as blocks, for a loop that ended before a block was measured.
 
-        Without workers the waits are the gap; with workers, steps on resident batches are needed.
+        Without workers, waits alone make the gap. With workers, steps on resident batches are
+        needed as well.
         """
         real, resident = self.segments[_UNSTEADY:], self._resident[1:]
         if not self._feed.parallel:

@@ -1,4 +1,4 @@
-"""A check in one's own code: a function for a step, a block around a loop as it stands.
+"""Check a step, or a loop as it stands, in one's own code.
 
 report = check_bottleneck(loader, step)
 
@@ -26,11 +26,11 @@ from dataloaders.specification import generators_of
 
 @contextmanager
 def bottleneck_check(loader: Any, **options: Any) -> Iterator[Check]:
-    """Give a `Check` of ``loader``; the loop that iterates it is measured and ends by itself.
+    """Give a `Check` of ``loader``; a loop that iterates it is measured and ends by itself.
 
     The body of the loop is the step. It trains the model, on some batches many times. After the
-    block ``check.report()`` returns the result, also if the loop was interrupted. The random states
-    of torch, NumPy and ``random``, and of the loader's generator, are restored.
+    block, ``check.report()`` returns the result, also after an interrupt. The random states of
+    torch, NumPy, ``random`` and the loader's generators are restored.
 
     Args:
         loader: a DataLoader, torch's or ours, or anything that can be iterated again and again.
@@ -44,7 +44,7 @@ def bottleneck_check(loader: Any, **options: Any) -> Iterator[Check]:
     line = ProgressLine(sys.stdout)
     shown = line if line.rewrites else None
     check = Check(loader, **{**options, "progress": options.get("progress") or shown})
-    # A loader of ours counts its epochs for seed=: the check's do not count.
+    # Our loader counts its epochs for seed=; those of the check must not count.
     counted = loader._iterations if isinstance(loader, DataLoader) else None
     with random_states_kept(*generators_of(loader)):
         try:
@@ -60,7 +60,7 @@ def bottleneck_check(loader: Any, **options: Any) -> Iterator[Check]:
 
 
 def check_bottleneck(loader: Any, step: Callable[[Batch], object], **options: Any) -> Report:
-    """Return whether the input pipeline holds ``step`` back, by how much, and where the time goes.
+    """Report whether the input pipeline holds ``step`` back, by how much, and where time goes.
 
     Runs ``step(batch)`` on real and on resident batches in short interleaved blocks.
 

@@ -1,4 +1,4 @@
-"""Where the step wants its batches: noticed in its first steps, or as the user says."""
+"""Find out where the step wants its batches, from the copies that it makes in its first steps."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dataloaders.findings.watch import Onlooker
 
 
 class Placement(Onlooker):  # type: ignore[no-untyped-call]
-    """Notices to which device the step copies each leaf of its batch, in its first steps."""
+    """Notices to which device the step copies each leaf of its batch."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._storages = [[_storage_key(leaf) for leaf in leaves(batch)]]
-        self._computed: dict[int, torch.Tensor] = {}  # kept, so that no other tensor has their key
-        # Where each leaf ended up; None if it was never copied (lengths often stay on the CPU).
+        self._computed: dict[int, torch.Tensor] = {}  # kept alive: no other tensor gets their key
+        # Where each leaf was copied to; None if it was not (lengths often stay on the CPU).
         self.devices: list[torch.device | None] = [None] * len(self._storages[0])
-        self.used: set[torch.device] = set()  # where the step made tensors, without the CPU
+        self.used: set[torch.device] = set()  # where the step made tensors, except on the CPU
         self.derived = False  # whether it copied something that it computed from the batch
 
     def watch(self, batch: Batch) -> None:
-        """Look for the copies of one more batch: the consumer may fetch ahead of its step."""
+        """Notice copies of one more batch: the loop may fetch batches ahead of the step."""
         self._storages.append([_storage_key(leaf) for leaf in leaves(batch)])
 
     def __exit__(self, *exception: Any) -> None:

@@ -1,4 +1,4 @@
-"""Resident batches: a few real batches kept where the step wants them, issued again and again.
+"""Keep a few real batches where the step wants them, and issue them again and again.
 
 real batch ──keep──> master (host memory) ──> as delivered (pinned or not) ──> "host": a copy each
                                           └──> resident on the device       ──> "synthetic": none
@@ -27,14 +27,14 @@ class _Kept:
     master: Batch  # as it was
     host: Batch  # as the loader delivers it
     resident: Batch | None = None  # where the step wants it, once built
-    versions: Sequence[int] = ()  # of the issued tensors, when they were as delivered
+    versions: Sequence[int] = ()  # of its tensors before any step wrote into them
 
     def seen(self) -> Sequence[int]:
         return [leaf._version for leaf in (*leaves(self.host), *leaves(self.resident))]
 
 
 class Pool:
-    """Holds several different real batches, copied when they were delivered."""
+    """Holds copies of several real batches."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes  # of the host's memory, for all copies
@@ -42,21 +42,21 @@ class Pool:
         self._devices: list[torch.device | None] | None = None
         self._next = 0
         self.varied = False  # whether they differ in shape; each round then keeps new ones
-        self.crowded = False  # whether the device's memory holds fewer batches than wanted
-        self.most_batches = _MOST_BATCHES  # that are kept, memory permitting
+        self.crowded = False  # whether the device's memory has room for fewer batches than wanted
+        self.most_batches = _MOST_BATCHES  # to keep, if memory permits
 
     def __len__(self) -> int:
         return len(self._built()) or len(self._kept)
 
     @property
     def wants_more(self) -> bool:
-        """Whether another batch would still be kept (count and memory permitting)."""
+        """Whether one more batch would be kept, by count and memory."""
         most = 0 if self.crowded else min(self.most_batches, self.room)
         return not self._kept or len(self._kept) < most
 
     @property
     def transfers(self) -> bool:
-        """Whether any leaf lives elsewhere than where the loader delivers it."""
+        """Whether the step copies any leaf to another device."""
         return any(device is not None for device in self._devices or ())
 
     @property
@@ -72,19 +72,19 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """Return how many batches of this size the host's memory may hold."""
+        """Return how many batches of this size are kept in the host's memory at most."""
         largest = max((nbytes(one.master) for one in self._kept), default=0)
         return max(2, min(_MOST_VARIED, self._most_bytes // (3 * max(1, largest))))
 
     def place(self, devices: list[torch.device | None]) -> None:
-        """Fix where each leaf is resident; None leaves it where the loader delivers it."""
+        """Set where each leaf is resident; None: where the loader delivers it."""
         self._devices = devices
         for one in self._kept:
             one.resident = None
 
     @torch.inference_mode(False)
     def keep(self, batch: Batch) -> None:
-        """Copy ``batch`` into the pool, as it is delivered, if the device's memory has room.
+        """Copy ``batch`` into the pool, if the device's memory has room.
 
         Raises:
             CheckError: the device's memory does not hold two of them.
@@ -97,7 +97,7 @@ class Pool:
 
     @torch.inference_mode(False)
     def record(self, batch: Batch) -> None:
-        """Keep ``batch`` as well, in place of the oldest one if there is no room for one more."""
+        """Keep ``batch``, instead of the oldest one if there is no room for one more."""
         most = len(self._kept) if self.crowded else self.room
         if not self.crowded or most > 2:
             del self._kept[: max(0, len(self._kept) + 1 - most)]
@@ -107,7 +107,7 @@ class Pool:
     def build(self) -> None:
         """Make the kept batches resident, as many as the device's free memory allows.
 
-        Call it when the step has run a few times and has allocated its own memory.
+        Call it after the step has run a few times, so that it has allocated its own memory.
 
         Raises:
             CheckError: the device's memory does not hold two of them.
@@ -126,9 +126,9 @@ class Pool:
 
     @torch.inference_mode(False)
     def issue(self, arm: str, count: int) -> list[Batch]:
-        """Return ``count`` batches for ``arm`` ("host" or "synthetic"), off the clock.
+        """Return ``count`` batches for ``arm`` ("host" or "synthetic"); call it before a mark.
 
-        Containers are new and tensors are detached aliases, so a step that pops a key or calls
+        Containers are new and tensors are detached aliases: a step that pops a key or calls
         ``requires_grad_`` changes only its own batch. `written` notices writes into memory.
         """
         self.build()
@@ -140,13 +140,13 @@ class Pool:
         return [map_tensors(batch, torch.Tensor.detach) for batch in source]
 
     def written(self) -> bool:
-        """Return whether a step wrote into a batch since the last `restore`, by tensor versions."""
+        """Return whether a step has written into a batch since the last `restore`."""
         return any(one.versions != one.seen() for one in self._built())
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def restore(self) -> None:
-        """Put every batch back to what the loader delivered."""
+        """Restore every batch to what the loader delivered."""
         for one in self._built():
             for original, *copies in zip(
                 leaves(one.master), leaves(one.host), leaves(one.resident), strict=True
@@ -162,7 +162,7 @@ class Pool:
         devices: Sequence[torch.device | None],
         make: Callable[[Batch], Batch],
     ) -> Batch | None:
-        """Return ``make(batch)``; None if memory does not hold more than ``number`` batches.
+        """Return ``make(batch)``; None if memory has room for no more than ``number`` batches.
 
         ``devices``: where each leaf is allocated; None for the host.
         """
@@ -198,16 +198,16 @@ class Pool:
 
 
 def _fits(size: int, device: torch.device) -> bool:
-    """Whether ``size`` more bytes leave enough of the device's memory to the step."""
+    """Whether ``size`` more bytes leave the step enough of the device's memory."""
     if device.type in ("cpu", "meta") or size == 0:
         return True
     try:
         free, _ = torch.accelerator.get_memory_info(device)
-        # Memory that the allocator holds is free as well, except for what the step has needed.
+        # Memory that the allocator holds is free, too, except for the most that the step has used.
         free += torch.accelerator.memory_reserved(device)
         free -= torch.accelerator.max_memory_allocated(device)
     except (RuntimeError, NotImplementedError, AttributeError):
-        return True  # an allocator that does not report it; a failed allocation is handled
+        return True  # this allocator does not report it; if it fails, that is handled
     return size <= _SHARE_OF_FREE * free
 
 

@@ -1,4 +1,4 @@
-"""The cycle of the loop's steps, and when they are steady.
+"""Find the cycle of a loop's steps, and when they are steady.
 
 Rhythm     seconds between batches, optimizer steps ──> how many batches make one cycle
 WarmUp     seconds of each first step               ──> whether steps are steady
@@ -20,22 +20,22 @@ _FETCHED_AHEAD = 2  # batches that a consumer may take before its first step
 class Rhythm:
     """Finds how many batches make one cycle of the loop.
 
-    With gradient accumulation, or with a log line or a checkpoint every so many batches, only whole
-    cycles can be compared. A cycle ends where an optimizer steps; without an optimizer, where a
-    batch is asked for much later than usual, always after the same number of batches.
+    With gradient accumulation, or a log line or checkpoint every so many batches, only whole cycles
+    compare. A cycle ends when an optimizer steps; without an optimizer, when a batch is asked for
+    much later than usual, always after the same number of batches.
     """
 
     def __init__(self) -> None:
         self.cycle = 1  # batches, as of the last update
-        self.aligned = True  # whether the batch that is asked for now is the first of a cycle
+        self.aligned = True  # whether the next batch is the first of a cycle
         self._stepped = False
         self._optimizers = False
-        self._late_s = math.inf  # the least gap that ends a cycle, without an optimizer
+        self._late_s = math.inf  # the shortest gap that ends a cycle, without an optimizer
         self._seen: deque[tuple[bool, float]] = deque(maxlen=4 * _LONGEST_CYCLE)
 
     @property
     def known(self) -> bool:
-        """Whether ends of cycles were seen often enough, or none at all."""
+        """Whether enough ends of cycles were seen, or none at all."""
         if self.cycle > 1:
             return True
         if self._optimizers:
@@ -48,13 +48,13 @@ class Rhythm:
         self._stepped = self._optimizers = True
 
     def asked(self, gap_s: float) -> None:
-        """Note that a batch is asked for, ``gap_s`` after the one before was handed over."""
+        """Note that a batch is asked for, ``gap_s`` seconds after the previous one was given."""
         self._seen.append((self._stepped, gap_s))
         self.aligned = self.cycle == 1 or gap_s > self._late_s or self._stepped
         self._stepped = False
 
     def update(self) -> None:
-        """Find the cycle in what was noted so far."""
+        """Find the cycle in the steps noted so far."""
         self._late_s = math.inf
         self.cycle = _spacing([at for at, (stepped, _) in enumerate(self._seen) if stepped], 3)
         if self.cycle > 1:
@@ -75,7 +75,7 @@ def _spacing(ends: Sequence[int], count: int) -> int:
 
 
 def _late(gaps: Sequence[float]) -> list[int]:
-    """Return the positions of gaps that are far longer than all the others."""
+    """Return the positions of the gaps that are far longer than all others."""
     if not gaps:
         return []
     late_s = max(3 * statistics.median(gaps), max(gaps) / 3, 0.001)
@@ -84,35 +84,35 @@ def _late(gaps: Sequence[float]) -> list[int]:
 
 
 class WarmUp:
-    """Decides when steps are steady: compiled, their kernels chosen, the queues in their state."""
+    """Decides when steps are steady: compiled, their kernels chosen, the loader's queue settled."""
 
     def __init__(self, most_s: float, fewest: int = 2) -> None:
-        # The warm-up ends after `most_s` seconds even if steps differ; single steps that are far
-        # longer than the others (compilation) do not count. `fewest` steps, if they fit in.
+        # The warm-up takes at least `fewest` steps and at most `most_s` seconds, in which single
+        # steps far longer than the others (compilation) do not count.
         self._most_s, self.fewest = most_s, fewest
         self._steps: list[float] = []
         self._spent = 0.0
 
     def stepped(self, step_s: float, loop_s: float) -> None:
-        """Note the seconds of a step, and of the turn of the loop that it is a part of."""
+        """Note the seconds of a step, without and with its wait."""
         self._steps.append(step_s)
         self._spent += loop_s
 
     @property
     def due(self) -> bool:
-        """Whether to call `over` now: not after each of very many short steps."""
+        """Whether to call `over` now; after many short steps, only every 16th time."""
         return len(self._steps) <= 64 or len(self._steps) % 16 == 0
 
     @property
     def excess_s(self) -> float:
-        """Return the seconds of first steps that took far longer than the last ones."""
+        """Return the seconds of early steps that took far longer than the last ones."""
         if len(self._steps) < 3:
             return 0.0
         usual = statistics.fmean(self._steps[-min(64, (len(self._steps) + 1) // 2) :])
         return sum(step for step in self._steps[:64] if step > 10 * usual and step > 0.5)
 
     def over(self, cycle: int = 1, waiting_for_more: bool = False) -> bool:
-        """Return whether measuring can begin: the last three whole cycles have to agree."""
+        """Return whether measuring can begin: whether the last three whole cycles agree."""
         done = len(self._steps)
         if done < 3:
             return False

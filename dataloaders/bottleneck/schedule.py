@@ -1,9 +1,9 @@
-"""Decides from numbers how long blocks are and when enough is known.
+"""Decide from numbers how long blocks are and when enough is known.
 
     Numbers of the loop so far ──> Schedule ──> Plan: how long the next block is
 
-Nothing here uses a clock, a loader or a step. All ranks must run the same number of steps, so all
-decide from the numbers of rank 0 (`Agree`), and decide the same.
+Nothing here uses a clock, a loader or a step. All ranks must run the same number of steps, so they
+all decide from the numbers of rank 0 (`Agree`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import NamedTuple, TypeAlias
 Agree: TypeAlias = Callable[[list[float]], list[float]]
 """Every rank calls it at the same points with its own numbers; it returns those of rank 0."""
 
-WARM_UP_STEPS = 2  # enough for a consumer that fetches one batch ahead (Lightning, Accelerate)
+WARM_UP_STEPS = 2  # enough for a loop that fetches one batch ahead (Lightning, Accelerate)
 
 _FEWEST_STEPS = 4
 _MOST_STEPS = 20_000
 _MOST_TIMES_LONGER = 4  # than the last block of its arm
 _SPREAD_OF_A_STEADY_STEP = 0.03
-_SLOW_STEP_S = 0.25  # from here on every step is an observation of its own
+_SLOW_STEP_S = 0.25  # slower steps are each an observation of its own
 _FEW_STEPS = 20  # in the budget
-_SLOW_BATCH_S = 0.1  # from here on few warm-up steps do, after the queue was brought to its level
-_DEVICE_WARM_UP_S = 0.2  # an idle GPU lowers its clocks, and needs this long to raise them again
+_SLOW_BATCH_S = 0.1  # slower batches need few warm-up steps, if the queue is at its level
+_DEVICE_WARM_UP_S = 0.2  # an idle GPU lowers its clocks and needs this long to raise them
 _MOST_REFILL_S = 0.5
 _COPIES_COST = 1.02
 _SEGMENT_S = 0.002
@@ -50,7 +50,7 @@ class Numbers(NamedTuple):
     varied: float = 0  # 1 if batches differ in shape
     ahead: float = 0  # batches that the loader itself makes or copies to a device ahead of use
     steady: float = 0  # 1 if real steps ran until now
-    interrupted: float = 0  # 1 if the loop does other things now and then, as between its epochs
+    interrupted: float = 0  # 1 if the loop sometimes does other things, as between its epochs
 
 
 @dataclass(frozen=True)
@@ -95,23 +95,23 @@ class Schedule:
 
     @property
     def short_epochs(self) -> bool:
-        """Whether an epoch is too short for the loader's queue to find a steady state."""
+        """Whether an epoch is too short for the loader's queue to reach a steady state."""
         fewest = 2 * (2 * self.in_flight + max(_FEWEST_STEPS, self.in_flight))
         return self.length is not None and self.length < fewest
 
     def few_steps(self, step_s: float) -> bool:
-        """Whether few steps of ``step_s`` seconds fit into the budget, so that each one counts."""
+        """Whether so few steps of ``step_s`` seconds fit into the budget that each one counts."""
         return self.budget_s < _FEW_STEPS * step_s
 
     def learn(self, length: int | None, in_flight: int) -> None:
-        """Note what is known of the loader by now: batches in an epoch, and in flight."""
+        """Note the loader's batches in an epoch, None if not known, and in flight."""
         known = math.inf if length is None else float(length)
         known, ahead = self.agree(known, float(in_flight))
         self.length = None if known == math.inf else int(known)
         self.in_flight = int(ahead)
 
     def agree(self, *numbers: float) -> list[float]:
-        """Return rank 0's ``numbers``; every rank must call this at the same points."""
+        """Return rank 0's ``numbers``; every rank has to call this at the same points."""
         return list(numbers) if self._agree is None else self._agree(list(numbers))
 
     def plan(self, arm: str, numbers: Numbers) -> Plan:
@@ -205,7 +205,7 @@ class Schedule:
         return rounds >= fewest and bool(self.agree(float(known()[1 if long else 2]))[0])
 
     def over(self, rounds: int, spent_s: float, known: Callable[[], Sequence[bool]]) -> bool:
-        """Return whether a round is given up after ``spent_s`` seconds."""
+        """Return whether to give up the running round after ``spent_s`` seconds."""
         return self._past(self.agree(spent_s)[0], 1.0, rounds, known)
 
     def left_s(self, rounds: int, spent_s: float) -> float:
@@ -215,7 +215,7 @@ class Schedule:
     def _past(
         self, spent_s: float, share: float, rounds: int, known: Callable[[], Sequence[bool]]
     ) -> bool:
-        """Return whether ``share`` of the budget is spent, or of the doubled one if it counts."""
+        """Return whether ``share`` of the budget is spent, or of the doubled one where that counts."""
         if spent_s <= share * self.budget_s:
             return False
         if not self._may_double(rounds) or spent_s > share * 2 * self.budget_s:
@@ -228,8 +228,8 @@ class Schedule:
 
     def _batches(self, real: bool, batch_s: float, n: Numbers) -> int:
         fewest = 1 if batch_s > _SLOW_STEP_S else _FEWEST_STEPS
-        # The factor differs from block to block, so that the blocks of an arm begin at different
-        # places of a loop that repeats itself every so many batches.
+        # A random factor, so that blocks of an arm begin at different places of a loop that repeats
+        # itself every so many batches.
         wanted = math.ceil(self._random.uniform(0.5, 1.5) * self._block_s / batch_s)
         batches = max(fewest, min(_MOST_STEPS, wanted))
         if real:
@@ -237,13 +237,13 @@ class Schedule:
                 batches = max(batches, self.in_flight)
             turn = max(1, self.workers)  # workers deliver in turns
         else:
-            turn = int(n.pool) if self.short_epochs or n.varied else 1  # each batch has its share
+            turn = int(n.pool) if self.short_epochs or n.varied else 1  # equally often each batch
         return turn * math.ceil(batches / turn)
 
     def _refill(self, n: Numbers) -> int:
         """Return how many resident steps give the device as much work as it had left before."""
-        # With a loader that copies ahead, and copies too slowly, the device waits for copies: work
-        # is left, but the device is not busy with it.
+        # If the loader copies ahead but too slowly, the device waits for copies: work is left, but
+        # the device does not run it.
         waits_for_copies = n.ahead and n.real_s > _COPIES_COST * n.step_s
         if n.writes or n.step_s <= 0 or waits_for_copies:
             return 0
@@ -258,7 +258,7 @@ class Schedule:
         """Return how many real steps go unmeasured before a block.
 
         Twice as many as batches can be in flight, so that the queue reaches its steady state. If
-        batches take long, the level of the last real block is taken for that state.
+        batches take long, fewer: the queue is brought to the level at which the last block ended.
         """
         if n.steady:
             return 0

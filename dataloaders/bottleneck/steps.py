@@ -1,4 +1,4 @@
-"""Single steps as the host's clock saw them: waits for batches, the longest of them, a timeline."""
+"""Log single steps on the host's clock: waits for batches, the longest ones, a timeline."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _IN_TIMELINE = 100  # steps of each arm
 
 
 class LongWait(NamedTuple):
-    """Holds a long wait, and the batch of the loader that it was for."""
+    """Holds a long wait and the loader's batch that the loop waited for."""
 
     seconds: float
-    epoch: int  # of the check's own count, from 0
+    epoch: int  # counted by the check, from 0
     batch: int  # of that epoch, from 0
-    keys: Any  # what the sampler drew for it; None if that is not known
+    keys: Any  # indices that the sampler drew for it; None if not known
 
 
 class StepLog:
-    """Keeps what single steps took.
+    """Keeps the times of single steps.
 
     Attributes:
         waits: seconds in ``next()`` of the loader, of real steps.
-        longest: the longest of them, the longest first.
-        elsewhere: seconds of waiting for other loaders, by their names.
+        longest: the longest of these, in descending order.
+        elsewhere: seconds of waiting for other loaders, by name.
         elsewhere_s: the sum of these.
-        given: batches that were handed to the step.
+        given: how many batches the step got.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class StepLog:
     def waited(self, seconds: float, feed: Feed) -> None:
         """Note the seconds that the loop waited for the batch that ``feed`` delivered last.
 
-        The first batch of an epoch is left out: its wait is that of starting the epoch.
+        The first batch of an epoch is left out, since the wait for it includes the epoch's start.
         """
         if feed.taken == 1:
             return
@@ -59,13 +59,13 @@ class StepLog:
         self.elsewhere_s += seconds
 
     def step(self, arm: str, begin: float, given: float, done: float) -> None:
-        """Note when the loop asked for a batch, got it, and had done its step."""
+        """Note when the loop asked for a batch, got it, and finished its step."""
         if arm not in self._steps:
             self._steps[arm] = deque(maxlen=_IN_TIMELINE)
         self._steps[arm].append((begin, given, done))
 
     def clear(self) -> None:
-        """Forget single steps; waits for other loaders stay."""
+        """Forget single steps, but not the waits for other loaders."""
         self.waits.clear()
         self.longest.clear()
         self._steps.clear()
