@@ -29,19 +29,18 @@ from dataloaders.specification import batches_in, device_of, generators_of, own_
 __all__ = ["Synthetic"]
 
 
-# Not compared by value: comparing tensors in ``like`` does not give one bool.
+# eq=False, because comparing the tensors in ``like`` does not give one bool.
 @dataclass(frozen=True, eq=False)
 class Synthetic(Backend):
-    """Copies of one batch, as many as the loader has batches.
+    """Yield copies of one batch, as many as the loader has batches.
 
-    Tensors of the last batch are cut to its number of samples, where that is known. Every batch has
-    new containers and shares its tensors with the batch one pool earlier. If the step wrote into a
-    batch, that batch is copied again before it is reissued.
+    Tensors of the last batch are cut to its number of samples, if that is known. Each batch has new
+    containers and shares its tensors with the batch that came one pool earlier. If the step wrote
+    into a batch, it is copied again before it is reissued.
 
     Attributes:
-        like: the batch to copy; None reads one in a separate process, so that here nothing is
-            opened and no generator changes. A batch that cannot be sent between processes has to be
-            given.
+        like: the batch to copy; None: one is read in a separate process, so that nothing is opened
+            here and no generator changes. If a batch cannot be sent between processes, give it.
         pool: the number of copies. Several, because a single one would stay in the CPU's cache.
         batches: the number of batches in an epoch; None for the loader's own number.
 
@@ -116,7 +115,7 @@ class _SyntheticSession(Session):
         elif (count := batches_in(loader)) is not None:
             last = _samples_in_last(loader)
             sizes = (last if turn == count - 1 else None for turn in range(count))
-        else:  # perhaps without an end: one batch for each that the sampler yields
+        else:  # maybe endless: one batch for each batch of indices
             sizes = (None for _ in loader._index_sampler)
         return _issued(self._pool, sizes, samples)
 
@@ -125,14 +124,14 @@ class _SyntheticSession(Session):
 
 
 def _issued(pool: _Pool, sizes: Iterator[int | None], samples: int | None) -> Iterator[Batch]:
-    """Yield one epoch's batches, of ``samples`` or fewer samples; None: a whole batch."""
+    """Yield one epoch's batches; a size of None is a whole batch of ``samples``."""
     for turn, size in enumerate(sizes):
         batch = pool.issue(turn)
         yield batch if size is None else map_tensors(batch, partial(_first, size, samples))
 
 
 class _Pool:
-    """Copies of a batch on a device, issued in turn as new containers around the same memory."""
+    """Holds copies of a batch on a device; issues them in turn, in new containers."""
 
     def __init__(self, real: Batch, device: torch.device, size: int) -> None:
         self.device = device
@@ -141,14 +140,14 @@ class _Pool:
         self._slots = [self._copy() for _ in range(size)]
         self._versions = [_versions(slot) for slot in self._slots]
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # once: a step on any stream may read the pool
+            torch.cuda.synchronize(device)  # once, so that steps on any stream may read the pool
 
     def issue(self, turn: int) -> Batch:
-        """Return the batch of one slot; turns go round the slots."""
+        """Return the batch of the next slot, in turn."""
         place = turn % len(self._slots)
         if _versions(self._slots[place]) != self._versions[place]:
-            # A step that writes will do so each time, so it gets copies on the device from now on.
-            # The slot is new because whoever holds the old one keeps it.
+            # A step that writes does so each time, so from now on it gets copies. This slot is made
+            # anew, since the old one may still be in use.
             self._slots[place] = self._copy()
             self._versions[place] = _versions(self._slots[place])
             self._step_writes = True
@@ -157,7 +156,7 @@ class _Pool:
             return map_tensors(self._slots[place], alias)
 
     def _copy(self) -> Batch:
-        # Never an inference tensor: those have no version counter that would show a write.
+        # Not as inference tensors, which have no version counter to show a write.
         with torch.inference_mode(False), torch.no_grad():
             # The type's own .to() knows what must stay, such as the lengths in a PackedSequence.
             return to_device(map_tensors(self._real, torch.clone), self.device)
@@ -184,7 +183,7 @@ def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
     own = own_iteration(loader)
     if own is not None:
         with random_states_kept(*generators_of(own), cuda=False):
-            for batch in own:  # a loop that training would run as well
+            for batch in own:  # training would run this loop, too
                 return batch, samples_in(batch)
         return None
     with random_states_kept(*generators_of(loader), cuda=False):

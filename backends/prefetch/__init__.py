@@ -1,4 +1,4 @@
-"""Any other backend, run ahead of the step and copied to the device on a stream of its own.
+"""Run any other backend ahead of the step, and copy its batches on a stream of their own.
 
 inner backend ──> prefetch thread ──> pinned memory ──> side stream ──> the step
                   (or the loop's own thread, where the user's own Python makes the batches)
@@ -44,17 +44,17 @@ class Prefetch(Backend):
 
     Attributes:
         inner: a backend that delivers in host memory, or its name.
-        ahead: batches that are taken and copied before they are asked for. On the device are at
-            most one more than these beside the one in use.
+        ahead: batches that are taken and copied before they are asked for. At most one more is on
+            the device, beside the one in use.
         device: where batches are delivered; None: on the loader's ``device``, else on the current
             CUDA device at ``iter()``, else on the CPU.
         pin_memory: whether pageable batches are copied into page-locked memory first, from which
             the device copies beside the step. If memory cannot be locked, a warning says so and
             pageable memory is used.
         tail: whether torchvision's ToTensor (or ToDtype) and Normalize, where they end a sample,
-            run on the device after the copy, once a batch, so that bytes cross the bus. Only where
-            samples of this dataset prove that the batches stay the same to the bit; `explain` says
-            why not. None: on a device, not on the CPU. See docs/prefetch.md.
+            run on the device after the copy, once a batch, so that bytes are copied. Only if
+            samples of this dataset prove that batches stay the same to the bit; `explain` says why
+            not. None: on a device, not on the CPU. See docs/prefetch.md.
         dtype: a float dtype for those images, such as ``torch.bfloat16``; each value is rounded
             to it once. None: the dataset's own.
         memory_format: ``torch.channels_last`` or ``torch.contiguous_format`` for those images.

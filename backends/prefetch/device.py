@@ -1,7 +1,7 @@
-"""The few calls of an accelerator that prefetching makes, in one place.
+"""Make the few calls of an accelerator that prefetching needs, in one place.
 
-Tests put an object with the same methods here. It records the calls and plays a device whose
-streams run in any order that their events allow.
+Tests use another object with these methods, which simulates a device whose streams run in any order
+that their events allow.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Device:
 
     def record(self, stream: Stream) -> Event:
         """Return an event that happens after everything queued on ``stream`` so far."""
-        # On CUDA a thread that waits for a blocking event sleeps; otherwise it keeps a core busy.
+        # On CUDA, waiting for a blocking event lets the thread sleep, and not keep a core busy.
         blocking = {"blocking": True} if self.device.type == "cuda" else {}
         event = self._module.Event(**blocking)
         event.record(stream)
@@ -90,6 +90,6 @@ class Device:
         """Make the calling thread, which is new, work on this device."""
         self._module.set_device(self.device)
         use_thread_local_capture()
-        # One thread copies into pinned memory far more slowly than the bus takes. The workers need
-        # the other cores.
+        # One thread copies into pinned memory far more slowly than the bus transfers. The workers
+        # need the other cores.
         limit_torch_threads(max(1, min(_MOST_COPY_THREADS, usable_cores() // 4)))

@@ -1,7 +1,7 @@
-"""What a loop iterates: batches that were taken ahead, or that are taken when asked for.
+"""Iterate an epoch for a loop: over batches taken ahead, or taken when they are asked for.
 
-PrefetchedEpoch    the prefetch thread takes them; ``next()`` hands out what is ready
-SynchronousEpoch   the user's own Python makes them; it runs here, on the loop's thread
+PrefetchedEpoch    the prefetch thread takes batches; ``next()`` hands out those that are ready
+SynchronousEpoch   the user's own Python makes batches here, on the loop's thread
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class PrefetchedEpoch:
     """One epoch of batches that the prefetch thread takes and sends ahead of use.
 
     Args:
-        source: the batches.
-        epoch: what the thread shares with this iterator.
-        transfer: their way to the device.
-        inner: the session that ``source`` is of, kept open as long as its batches.
-        timeout: seconds to wait for a batch, 0 for ever, as torch's loader has it.
+        source: yields the batches.
+        epoch: shared with the thread.
+        transfer: moves batches to the device.
+        inner: the session of ``source``, kept open until the epoch is over.
+        timeout: seconds to wait for a batch; 0: for ever, as in torch's loader.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class PrefetchedEpoch:
         self._transfer = transfer
         self._inner: Session | None = inner
         self._timeout = timeout
-        # Without workers torch draws when a batch is asked for. So the thread's first batches are
-        # drawn with the first one.
+        # Without workers torch draws when a batch is asked for. So what the thread takes ahead is
+        # drawn when the first batch is asked for.
         self._first = max(0, transfer.slots - source.in_flight)
         self._stop = weakref.finalize(self, epoch.stop)
 
@@ -68,8 +68,8 @@ class PrefetchedEpoch:
             raise StopIteration
         try:
             try:
-                # As torch: one index batch for each batch, after it has come. An error of the
-                # sampler is raised in its place, and before an error of its own.
+                # As in torch: after each batch the sampler draws once. Its error is raised instead
+                # of the batch, or of the batch's own error.
                 source.supply(1)
             finally:
                 batch = None if isinstance(item, Failed) else self._transfer.receive(item)
@@ -99,7 +99,7 @@ class PrefetchedEpoch:
         return len(self._iterator)
 
     def __getattr__(self, name: str) -> Any:
-        # torch's own names on an iterator, its workers above all.
+        # Attributes of torch's iterator, such as its workers.
         if name.startswith("__") or name == "_iterator":
             raise AttributeError(name)
         return getattr(self._iterator, name)
@@ -125,7 +125,7 @@ class PrefetchedEpoch:
 
 
 class SynchronousEpoch:
-    """One epoch of batches that only the loop's own thread may take; copied as they come."""
+    """One epoch of batches that only the loop's own thread may take; each is copied at once."""
 
     def __init__(self, batches: Iterator[Batch], transfer: Transfer, inner: Session) -> None:
         self._batches = batches

@@ -27,10 +27,10 @@ _KNOWN = weakref.WeakKeyDictionary()
 def remainder_of(
     options: Prefetch, inner: Backend, loader: Specification, device: torch.device | None
 ) -> Remainder | str | None:
-    """Return the remainder of a session's epochs, or why there is no tail.
+    """Return what is left to the prefetch thread, or why there is no tail.
 
-    None where no tail is wanted: by default on the CPU, where it would only move work from the
-    workers to this process. The first call reads samples.
+    None if no tail is wanted: by default on the CPU, where it would only move work from the workers
+    to this process. The first call reads samples.
     """
     if isinstance(options.tail, Remainder):
         return options.tail
@@ -61,10 +61,10 @@ def leaving_tail(inner: Backend) -> Any:
 
 
 def _leaves(inner: Backend) -> tuple[bool, bool]:
-    """Return how ``inner`` can leave the tail.
+    """Return in which ways ``inner`` can leave the tail.
 
-    As bytes with the steps that are left, as h5 does; and by iterating a view of the loader, whose
-    workers record it, as stock does.
+    It yields bytes and the steps that are left, as h5; or it iterates a view of the loader whose
+    workers record the tail, as stock.
     """
     options = {field.name for field in fields(inner)}  # type: ignore[arg-type]
     return "puts_off" in options, "view" in options and inner.view is None  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What prefetching keeps open for one loader: the inner session, and a pipeline to the device.
+"""Keep open for one loader: the inner session, and a pipeline to the device.
 
 epoch() ──> specification (the loader, with changed attributes) ──> inner session
         ──> pipeline: transfer (its stream) + prefetch thread, kept across epochs
@@ -95,7 +95,7 @@ class PrefetchSession(Session):
         self._specification.__dict__.update({**state, **changes, **self._changes})
 
     def _free_pipeline(self, device: torch.device | None) -> _Pipeline:
-        """Return the kept pipeline, if no other iterator uses it; else one for this epoch alone."""
+        """Return the kept pipeline if no other iterator uses it; else one for this epoch alone."""
         kept = self._pipeline
         if kept is not None and kept.device == device and not kept.busy:
             return kept
@@ -107,7 +107,7 @@ class PrefetchSession(Session):
         return pipeline
 
     def _warn_of_default(self, loader: Specification, device: torch.device | None) -> None:
-        """Warn once if every process of this machine would deliver on the same device."""
+        """Warn once if every rank on this machine would deliver on the same device."""
         rank = os.environ.get("LOCAL_RANK", "0")
         if self._warned or _wanted(self._options, loader) is not None or rank == "0":
             return

@@ -1,4 +1,4 @@
-"""The thread that takes batches ahead of use and sends them to the device.
+"""Run the thread that takes batches ahead of use and sends them to the device.
 
     consumer ──Epoch──> prefetch thread: a free slot? take a batch, send it ──> ready ──> consumer
              ──a free slot for each batch received──>
@@ -36,23 +36,23 @@ _NO_WORKERS = (
 
 
 class Failed:
-    """What was raised in place of a batch."""
+    """Holds the error that was raised instead of a batch."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 Item: TypeAlias = "Sent | Failed | None"
-"""What the thread hands over; None at the end of the epoch."""
+"""What the thread puts into the queue; None at the end of the epoch."""
 
 
 class Epoch:
     """One epoch, as the consumer and the prefetch thread share it.
 
     Attributes:
-        ready: what the thread hands over, in order.
-        done: set when the thread holds nothing of this epoch any more.
-        taking_since: since when the thread waits for the source, by `time.monotonic`, or None.
+        ready: the queue from the thread to the consumer.
+        done: set once the thread holds nothing of this epoch.
+        taking_since: the `time.monotonic` since which the thread waits for the source, or None.
     """
 
     def __init__(self, source: Ahead, transfer: Transfer) -> None:
@@ -64,7 +64,7 @@ class Epoch:
         self._stopped = False
         self._taken = 0
         self._pid = os.getpid()
-        # Not a semaphore: stop() may be called by the collector on a thread that holds its lock.
+        # Not a semaphore: the garbage collector may call stop() on a thread that holds its lock.
         self._free_slots: SimpleQueue[None] = SimpleQueue()
         for _ in range(transfer.slots):
             self._free_slots.put(None)
@@ -74,7 +74,7 @@ class Epoch:
         self._free_slots.put(None)
 
     def stop(self) -> None:
-        """End the epoch wherever it is, and wait a little for the thread to be done with it.
+        """End the epoch, finished or not, and wait a little until the thread is done with it.
 
         Safe to call twice, on any thread, at interpreter exit.
         """
@@ -92,7 +92,7 @@ class Epoch:
         self._drop()
 
     def _drop(self) -> None:
-        """Drop batches that nobody will ask for: an error's traceback holds this epoch."""
+        """Drop the batches in the queue, since an error's traceback may hold this epoch."""
         with suppress(Empty):
             while True:
                 self.ready.get_nowait()
@@ -112,8 +112,8 @@ class Epoch:
                 item = self._next(source)
                 self.ready.put(item)
                 ended = item is None
-                # An error's traceback holds this frame, which must not hold the error: a cycle
-                # would keep the workers until the collector finds it.
+                # An error's traceback holds this frame. If the frame held the error, the cycle
+                # would keep the workers until the garbage collector finds it.
                 del item
                 if ended:
                     return
@@ -122,8 +122,7 @@ class Epoch:
         except BaseException as error:
             self._fail(error)
         finally:
-            # The source first: what it holds open ends with its last reference, and must have ended
-            # when ``done`` is set.
+            # What the source holds open ends with its last reference, before ``done`` is set.
             del source
             if self._stopped:
                 self._drop()
@@ -149,8 +148,8 @@ class Epoch:
         except Cancelled:
             raise
         except BaseException as error:
-            # To be raised where the batch is asked for. As in torch's own iterators, later
-            # batches can still be asked for.
+            # Raised where the batch is asked for. As with torch's iterators, later batches can
+            # still be asked for.
             self.taking_since = None
             if doing == "taken":
                 self._taken += 1

@@ -1,13 +1,12 @@
-"""How a host batch gets to the device, and how the consumer's stream learns that it is there.
+"""Copy host batches to the device, and let the consumer's stream wait for them.
 
     send()     on the prefetch thread    pinned memory ──> copies on the side stream ──> event
-    receive()  on the consumer's thread  its current stream waits for that event; an event after
-                                         what it queued so far marks older batches as finished
+    receive()  on the consumer's thread  its current stream waits for that event; another event,
+                                         after what was queued so far, marks older batches finished
 
-A batch is *finished* when the consumer's work on it is done. At most ``_alive`` batches are on the
-device at once: the oldest must be finished before another one is sent. The allocator frees device
-memory in the order of every stream that used it (``record_stream``), so a batch may be kept for
-ever.
+A batch is *finished* once the consumer's work on it is done. At most ``_alive`` batches are on the
+device: before another one is sent, the oldest has to be finished. The allocator reuses memory only
+after the work of every stream that used it (``record_stream``), so a batch may be kept for ever.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ class Sent:
 
     Attributes:
         batch: complete on the device once ``copied`` has happened; None after it was received.
-        copied: the event after its copies; None where nothing is queued.
-        finished: events after which nobody reads it any more; None while that is not known.
-        received: whether the consumer has got it.
+        copied: the event after its copies; None if nothing is queued.
+        finished: events after which nobody reads it; None until they are known.
+        received: whether the consumer has received it.
     """
 
     __slots__ = ("batch", "copied", "finished", "received")
@@ -55,13 +54,13 @@ class Sent:
 
 
 class Transfer:
-    """One loader's way to its device: start, then send and receive in turns.
+    """Moves the batches of one loader: start, then send and receive in turns.
 
     This one serves the CPU and devices without streams: nothing is copied before it is received.
 
     Attributes:
-        slots: how many batches may be sent and not yet received.
-        remainder: the work that is left to do for each batch, if any.
+        slots: how many batches may be sent but not yet received.
+        remainder: the work that is left to do on each batch, if any.
     """
 
     remainder: Remainder | None = None
@@ -96,7 +95,7 @@ class Transfer:
 
 
 class StreamTransfer(Transfer):
-    """Copy batches on a side stream, up to ``slots`` batches ahead.
+    """Copies batches on a side stream, up to ``slots`` batches ahead.
 
     Args:
         device: the accelerator.
@@ -141,7 +140,7 @@ class StreamTransfer(Transfer):
         """Let the current stream wait for the copies, and for nothing else on the side stream."""
         stream = self._device.current_stream()
         if self._received is not None:
-            # After all that the consumer has queued until now, the one before is finished.
+            # The previous batch is finished after all that the consumer has queued so far.
             before, its_stream = self._received
             before.finished = tuple(map(self._device.record, {its_stream, stream}))
         self._received, sent.received = (sent, stream), True
@@ -154,14 +153,14 @@ class StreamTransfer(Transfer):
             whole = self.remainder.received(batch)
             batch = batch if whole is batch else to_device(whole, self._device.device)
         if any(leaf.is_cpu and not _is_plain(leaf) for leaf in leaves(batch)):
-            # Sparse and nested tensors and the like, whose use on a stream cannot be recorded.
+            # Such as sparse and nested tensors, whose use on a stream cannot be recorded.
             batch = map_tensors(batch, self._moved)
         return batch
 
     def _make_room(self) -> None:
         while len(self._outstanding) >= self._alive:
             oldest = self._outstanding.popleft()
-            # It was received, and a later one too: no more than ``slots`` are ever unreceived.
+            # It was received, and a later one too, since at most ``slots`` are not yet received.
             assert oldest.finished is not None
             for event in oldest.finished:
                 self._device.thread_waits(event)
@@ -192,7 +191,7 @@ class StreamTransfer(Transfer):
         return typed
 
     def _copied_custom(self, batch: Any) -> Any:
-        """Copy by the type's own methods: only it knows which of its tensors must stay."""
+        """Copy by the type's own methods, since only the type knows which tensors must stay."""
         if self._pins and callable(getattr(batch, "pin_memory", None)):
             batch = batch.pin_memory()
         return to_device(batch, self._device.device)

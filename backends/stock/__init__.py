@@ -1,4 +1,4 @@
-"""Iterate with torch's own iterator: the reference that every other backend must equal.
+"""Iterate with torch's own iterators: the reference that every other backend must equal.
 
 dataset in memory, default collation ──> gather.py         a batch of rows by one index_select
 everything else ───────────────────────> torch's own iterator
@@ -41,8 +41,8 @@ class Stock(Backend):
             StackDataset, a bare tensor) with torch's default collation is fetched by one indexed
             gather a batch. Batches and generator states equal torch's to the bit either way; False
             is for comparing the two.
-        view: called with the loader, under ``seed=`` with its seeded view, and returns what is
-            iterated in its place, with the same samplers: ``backend="dali"`` records so.
+        view: called with the loader (under ``seed=`` with its seeded view); returns what is
+            iterated instead, with the same samplers. ``backend="dali"`` records that way.
     """
 
     name: ClassVar[str] = "stock"
@@ -117,7 +117,7 @@ class _StockSession(Session):
         if workers is not None:
             workers.begin(seeded)
             return WorkersEpoch(workers)
-        # Not by torch's method, which would repeat its warnings.
+        # Not made by torch's method, which would repeat its warnings.
         workers = AheadWorkers(self._view(seeded, gathers))
         if loader.persistent_workers:
             loader._iterator = workers
@@ -144,7 +144,7 @@ class _StockSession(Session):
         return self._seeding.view(loader, samples=not gathers)
 
     def _view(self, seeded: Specification, gathers: bool) -> Specification:
-        """Return what torch's iterator is made of."""
+        """Return the loader that torch's iterator is made from."""
         if gathers:
             return gathering_view(seeded)
         return seeded if self._backend.view is None else self._backend.view(seeded)

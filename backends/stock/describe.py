@@ -17,8 +17,8 @@ from dataloaders.specification import sampling_of
 def describe(loader: Specification, name: str, not_gathered: str | None, *, own: bool) -> Plan:
     """Return the plan of ``loader``.
 
-    ``not_gathered`` is why its batches are fetched sample by sample, None if they are gathered;
-    ``own`` says that the loader's class iterates in its own way, about which nothing is known.
+    ``not_gathered`` says why batches are fetched sample by sample; None if they are gathered.
+    ``own`` says that the loader's class has its own iteration, about which nothing is known.
     """
     if own:
         how = f"{type(loader).__name__}.__iter__, the loader's own"

@@ -2,12 +2,12 @@
 
     TensorDataset(x, y), indices ──> [x.index_select(0, indices), y.index_select(0, indices)]
 
-Torch's own iterators run over a view of the loader, whose dataset returns the indices that it is
-asked for and whose collate_fn gathers. Seeds, samplers, pinning, queues and workers stay torch's.
+Torch's own iterators run over a view of the loader: its dataset returns the indices themselves, and
+its collate_fn gathers. Seeds, samplers, pinning, queues and workers stay torch's.
 
 The batch equals ``default_collate([dataset[i] for i in indices])`` to the bit, including its
-containers. The dataset's tensors are read anew for each batch, so a dataset that changes during an
-epoch changes as it does under torch.
+containers. The dataset's tensors are looked up for each batch, so a change during an epoch has the
+same effect as under torch.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def gathering_view(loader: Specification) -> Specification:
 
 
 class _Gathered(WholeBatches):
-    """Gather a batch, and let torch fetch it sample by sample wherever that fails."""
+    """Gathers a batch; if that fails, torch fetches it sample by sample."""
 
     def __init__(self, loader: Specification) -> None:
         self._dataset = loader.dataset
@@ -72,18 +72,18 @@ class _Gathered(WholeBatches):
             if collates_as_torch():
                 return _gathered(self._dataset, rows)
         except Exception:
-            # Whatever it was (an index out of range, a tensor that changed): torch decides below,
-            # outside this handler, what becomes of it and with which error.
+            # An index out of range, a tensor that changed, or anything else: torch's fetch below,
+            # out of this handler, succeeds or raises its own error.
             pass
         return self._torchs.fetch(rows)  # type: ignore[no-untyped-call]
 
 
 class _NotGatherable(Exception):
-    """A batch has to be fetched sample by sample; the message says why."""
+    """The batch has to be fetched sample by sample; the message says why."""
 
 
 def _gathered(dataset: Any, index: Any) -> Batch:
-    """Gather the batch of ``index``; None: only find out whether that can be done.
+    """Gather the batch of ``index``; with None, only find out whether that is possible.
 
     Raises:
         _NotGatherable: the dataset is of another kind, or an index is not a plain integer.
@@ -127,7 +127,7 @@ def _rows(tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
         return tensor
     if get_worker_info() is None:
         return tensor.index_select(0, rows)
-    # As torch's collation in a worker: straight into the shared memory that is sent.
+    # As torch's collation in a worker: directly into the shared memory that is sent.
     shape, elements = (len(rows), *tensor.shape[1:]), len(rows) * tensor[0].numel()
     whole = tensor._typed_storage()  # type: ignore[no-untyped-call]
     out = tensor.new(whole._new_shared(elements, device=tensor.device)).resize_(shape)

@@ -1,4 +1,4 @@
-"""Batches made at once on the prefetch thread, without workers.
+"""Gather batches on the prefetch thread, without workers.
 
 consumer's thread ──supply(): sampler──> queue of indices ──> batch, made on the thread
 """
@@ -15,7 +15,7 @@ from dataloaders.batches.tree import Batch
 
 
 class GatherEpoch(Ahead):
-    """One epoch of an iterator without workers, whose fetch runs no code of the user's.
+    """One epoch of an iterator without workers, whose fetch runs no user code.
 
     Attributes:
         iterator: torch's iterator, which has no workers.
@@ -45,11 +45,11 @@ class GatherEpoch(Ahead):
         return len(self.iterator)
 
     def supply(self, batches: int) -> None:
-        """Draw the indices of ``batches`` more batches; keep a sampler's error in its place."""
+        """Draw the indices of ``batches`` more batches; queue a sampler's error in their place."""
         for _ in range(batches):
             try:
                 self._drawn.put(next(self._sampler))
-            except StopIteration:  # a new one: nobody may take it, and a traceback holds frames
+            except StopIteration:  # a new one, since a traceback holds frames
                 self._drawn.put(_Raised(StopIteration()))
             except Exception as error:  # raised where the index is taken
                 self._drawn.put(_Raised(error))

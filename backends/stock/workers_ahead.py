@@ -1,11 +1,11 @@
-"""torch's worker iterator, shared by the consumer's thread and the prefetch thread.
+"""Share torch's worker iterator between the consumer's thread and the prefetch thread.
 
     consumer's thread                           prefetch thread
     iter()    sampler ── first tasks ──> workers ──> next()  results, in torch's order
     supply()  sampler ── one task ─────> workers ──> next()
 
-The rest is torch's: which worker gets which task and so its random numbers, the number and order of
-draws from generators, errors, pinning, the death of workers and shutdown.
+All else is torch's: which worker gets which task, and so its random numbers; the number and order
+of draws from generators; errors, pinning, dead workers and shutdown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataloaders.batches.tree import Batch
 from dataloaders.errors import add_note
 
 _POLL_S = 0.1
-"""The longest wait between two looks at whether the epoch was cancelled."""
+"""Seconds between two checks of whether the epoch was cancelled."""
 
 _MOST_NAMED = 64
 """The most samples of a batch that an error names."""
@@ -32,8 +32,8 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
     """torch's multi-process iterator, whose results the prefetch thread takes.
 
     Attributes:
-        tasks: the lock of torch's records of tasks, through which the consumer notifies the thread.
-        cancelled: set when the current epoch was ended before its last batch.
+        tasks: the lock for torch's records of tasks, by which the consumer notifies the thread.
+        cancelled: set if the current epoch was ended before its last batch.
     """
 
     def __init__(self, loader: Specification) -> None:
@@ -42,7 +42,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         self._taking = threading.RLock()  # held for as long as a thread waits for results
         self._drawn: dict[int, Any] = {}  # indices of tasks in flight, if results keep their order
         super().__init__(loader)  # runs _reset() at its end
-        self._timeout = 0  # PrefetchedEpoch counts it, from when the consumer waits
+        self._timeout = 0  # PrefetchedEpoch applies it, from when the consumer waits
 
     def begin(self, loader: Specification) -> None:
         """Begin a new epoch with the same workers; on the consumer's thread."""
@@ -69,8 +69,8 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
                 if answered and received in self._drawn:
                     names = _names(self._drawn[received])
                     add_note(error, f"dataloaders: raised in a worker by {names}")
-                # Without torch's frames, which tie the error into a cycle that holds the workers.
-                # The worker's own traceback is part of the error's text.
+                # Torch's frames would make a cycle of the error and the workers. The worker's own
+                # traceback is part of the error's text.
                 raise error.with_traceback(None) from None
             finally:
                 self._drawn.pop(received, None)
@@ -94,7 +94,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         return index
 
     def _try_get_data(self, timeout: float = _POLL_S) -> Any:
-        # Waits short enough to notice that the epoch was cancelled.
+        # Short waits, to notice that the epoch was cancelled.
         self.tasks.release()  # the consumer may send tasks meanwhile
         try:
             found = super()._try_get_data(_POLL_S)  # type: ignore[no-untyped-call]
@@ -105,8 +105,8 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         return found
 
     def _shutdown_workers(self) -> None:
-        # Frameworks call this without knowing that a thread takes results. At the interpreter's end
-        # that thread may be frozen.
+        # Frameworks call this without knowing of the thread that takes results. When the
+        # interpreter exits, that thread may be frozen.
         self.cancelled.set()
         stopped = self._taking.acquire(timeout=1.0)
         try:
@@ -129,7 +129,7 @@ class WorkersEpoch(Ahead):
     Attributes:
         iterator: torch's iterator with its workers.
         all_drawn: whether the consumer has no more tasks to send.
-        base_seed: as torch drew it at ``iter()``; of persistent workers, when they were started.
+        base_seed: drawn by torch at ``iter()``; for persistent workers, when they were started.
     """
 
     def __init__(self, workers: AheadWorkers) -> None:
@@ -143,8 +143,9 @@ class WorkersEpoch(Ahead):
         self.all_drawn = True
         self.base_seed = int(workers._base_seed)
         if workers._dataset_kind == torch.utils.data._DatasetKind.Map:
-            # Torch sends a task for each result that it receives. Here the consumer does, so torch
-            # finds an empty sampler. Iterable datasets have none, so torch sends their tasks.
+            # Torch sends a task for each result that it receives. Here the consumer sends them, so
+            # torch gets an empty sampler. Tasks for iterable datasets need no sampler: torch sends
+            # these.
             self._sampler, workers._sampler_iter = workers._sampler_iter, iter(())
             self.all_drawn = workers._send_idx < workers.most_tasks
 
@@ -163,7 +164,7 @@ class WorkersEpoch(Ahead):
         """Draw the indices of ``batches`` tasks and send them; see `Ahead`."""
         workers = self.iterator
         for _ in range(batches):
-            # A dead worker's tasks stay in flight: for its errors no further ones are drawn.
+            # A dead worker's tasks stay in flight: no more are drawn for its errors.
             full = workers._tasks_outstanding >= workers.most_tasks
             if self._sampler is None or self.all_drawn or self.is_over or full:
                 return

@@ -119,7 +119,7 @@ class FirstSteps:
                 return False
 
     def _first_batch(self) -> int:
-        """Note what the first batch shows of the loader; return the number of last batches to keep."""
+        """Note what the first batch shows of the loader; return how many last batches to keep."""
         feed = self._feed
         self._steady.fewest = 2 * feed.in_flight
         self._schedule.learn(feed.length, feed.in_flight)

@@ -215,7 +215,7 @@ class Schedule:
     def _past(
         self, spent_s: float, share: float, rounds: int, known: Callable[[], Sequence[bool]]
     ) -> bool:
-        """Return whether ``share`` of the budget is spent, or of the doubled one where that counts."""
+        """Return whether ``share`` of the budget, or of the doubled one if it counts, is spent."""
         if spent_s <= share * self.budget_s:
             return False
         if not self._may_double(rounds) or spent_s > share * 2 * self.budget_s:

@@ -6,7 +6,7 @@ dataloaders probe    train.py -- ARGS   which batch sizes fit, and how fast is e
 dataloaders run      train.py -- ARGS   the script on another backend
 dataloaders cache    ACTION             a dataset computed once, in one file
 dataloaders backends                    what can run here, and why not
-dataloaders demo                        the check on images made on the spot
+dataloaders demo                        the check on photographs that it makes first
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ examples:
   dataloaders run --backend synthetic train.py
       runs the script on input that costs nothing
   dataloaders cache build mypackage.data:training_set train.h5
-      computes what the dataset's transforms do before the first random one, once
+      computes once what the dataset's transforms do before the first random one
   dataloaders demo
       shows the check on photographs that it makes itself
 """
 
 _CHECK = """\
-Runs an unmodified training script and takes over its first training loader: the loop's own body
-is the step that is measured, on real and on synthetic input in turn. When enough is known the
-script is ended and the report printed. Nothing in the script needs to change.
+Runs an unmodified training script and measures its first training loop: the loop's own body is the
+step, on real and on synthetic input in turns. Once enough is known, the script is ended and the
+report printed. Nothing in the script needs to change.
 
-The loader taken over is the first one in whose loop an optimizer steps; in a script without an
-optimizer, the first one that is iterated with gradients on. Its epochs have at least 4 batches (or
-no length). --loader chooses another.
+The training loop is the first one in which an optimizer steps; in a script without an optimizer,
+the first one with gradients on. Its epochs have at least 4 batches (or no length). --loader chooses
+another loader.
 
 The script's model is trained, on some batches many times. So files that existed before are not
 overwritten or deleted: checkpoints go to a folder that the notes name (--let-write turns that off).
 W&B, MLflow and TensorBoard are switched off, and DATALOADERS_CHECK=1 is set for the script.
 
-Where the input costs something, the report also says of which calls preparation consists and what
-each remedy would gain, or why it cannot be used (--try runs them). Where the step is the limit, it
-names what slows the step down, and measures what settings gain that can be tried from outside, such
-as autocast. --no-predict turns both off.
+If the input costs something, the report also says which calls preparation consists of, and what
+each change would gain or why it cannot be made (--try runs the changes). If the step is the limit,
+the report names what slows the step down, and measures the gain of settings that can be switched
+from outside, such as autocast. --no-predict turns both off.
 
 Under torchrun every rank measures at the same time, and rank 0 reports:
   torchrun --nproc-per-node 2 -m dataloaders check train.py -- ARGS
@@ -77,15 +77,15 @@ examples:
 """
 
 _TUNE = """\
-Runs an unmodified training script, measures how many samples a second its own step takes, and
-tries worker settings on its loader until it has the smallest that keeps up. Prints the trials and
-the line to change. The choice is remembered: num_workers="auto" uses it from then on.
+Runs an unmodified training script, measures how many samples a second its step takes, and tries
+worker settings on its loader to find the smallest that keeps up. Prints the trials and the line to
+change. The choice is remembered: num_workers="auto" uses it from then on.
 
-With --backends it does what dataloaders check --try does: it predicts what each change of the input
-would gain, and tries each one in the script's loop, between two turns of the loader as it is. The
+With --backends it does the same as dataloaders check --try: it predicts what each change of the
+input would gain, and tries each in the script's loop, between two turns of the loader as it is. The
 best way is remembered for this dataset, script and machine: backend="auto" uses it from then on,
-and loader.explain() says which it is and since when. h5 is tried only with --cache FILE; that cache
-is built if it is missing.
+and loader.explain() says which it is and since when. h5 can be chosen only with --cache FILE; that
+cache is built if it is missing.
 
 examples:
   dataloaders tune train.py -- --epochs 3
@@ -94,9 +94,9 @@ examples:
 
 _PROBE = """\
 Runs an unmodified training script on batches of other sizes, made by repeating the samples of one
-of its first batches: the one with the longest samples. Sizes double until memory ends, then the gap
-is halved. Prints samples a second and memory at each size, and the largest that fits. The script is
-started again after each size that does not fit, since it may be killed for it.
+of its first batches: the one with the longest samples. Sizes double until memory ends; then the gap
+is halved. Prints samples a second and memory at each size, and the largest that fits. After each
+size that does not fit the script is started again, since it may be killed for it.
 
 example:
   dataloaders probe --most 1024 train.py -- --epochs 3
@@ -112,8 +112,8 @@ examples:
 """
 
 _DEMO = """\
-Makes about 300 JPEG photographs once, checks examples/train_images.py on them, and tries each
-remedy: more workers, other backends, a cache. Takes about a minute on two cores, without a GPU.
+Makes about 300 JPEG photographs, once; checks examples/train_images.py on them; tries each change:
+more workers, other backends, a cache. Takes about a minute on two cores without a GPU.
 
 example:
   dataloaders demo --budget 10
@@ -124,7 +124,7 @@ _SCRIPT = "[OPTIONS] {train.py | -m MODULE} [--] [ARGS]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out one command line; returns the exit status.
+    """Carry out one command line; return the exit status.
 
     Raises:
         SystemExit: for ``--help``, and with status 2 for options that cannot be parsed.
@@ -207,13 +207,13 @@ def _parser() -> argparse.ArgumentParser:
         "--try",
         action="store_true",
         dest="try_candidates",
-        help="run each remedy in the script's loop, beside its prediction",
+        help="run each change in the script's loop, and print its gain beside the prediction",
     )
     remedies.add_argument(
         "--no-predict",
         action="store_false",
         dest="predict",
-        help="do not look for what remedies of the input or settings of the step would gain",
+        help="do not find out what changes of the input or settings of the step would gain",
     )
     tune = add("tune", "which num_workers, prefetch_factor and pin_memory, or backend?", _TUNE)
     _add_measuring(tune)

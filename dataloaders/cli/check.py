@@ -1,4 +1,4 @@
-"""``dataloaders check``: a script's own loop, measured on real and on synthetic input in turn."""
+"""``dataloaders check``: measure a script's own loop on real and on synthetic input, in turns."""
 
 from __future__ import annotations
 
@@ -38,20 +38,19 @@ _FORMS = ("json", "html", "markdown", "trace")
 def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target`` with one of its loaders taken over by the check; print the report.
 
-    Returns 0 whatever the verdict is, 1 if it is one of ``--fail-if``, 3 if nothing could be
-    measured, 130 after Ctrl-C; the script's own status if it failed before its epoch was
-    prolonged.
+    Returns 0 whatever the verdict is, 1 if ``--fail-if`` names it, 3 if nothing could be measured,
+    130 after Ctrl-C; the script's own status if it failed before the check prolonged its epoch.
     """
     refuse_missing_folders(*_written(options).values(), options.cache)
     if options.against is not None:
-        Report.from_json(options.against)  # refused now, not once all is measured
+        Report.from_json(options.against)  # refused now, not after measuring
     if options.html is not None:
-        importlib.import_module("dataloaders.bottleneck.outputs.page")  # the same
+        importlib.import_module("dataloaders.bottleneck.outputs.page")  # or refused now
     refuse_unfit(target, options.command)
     if os.environ.get("RANK", "0") != "0":
         options.quiet = True
     if options.quiet and not (options.try_candidates or _written(options)):
-        options.predict = False  # nobody is to read it
+        options.predict = False  # nobody would read it
     say_that_it_trains(target, options.command, quiet=options.quiet)
     with tempfile.TemporaryDirectory(prefix="dataloaders-check-", ignore_cleanup_errors=True) as at:
         measuring = _Measuring(options, Path(at, "status"))
@@ -75,7 +74,7 @@ def _check_in_child(
     args: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> None:
-    """Run a process of the script with one of its loaders taken over; notify the parent."""
+    """Run one process of the script with a loader of it taken over; notify the parent."""
     measuring = _Measuring(options, result)
     outcome = Outcome("finished", 0)
     with measuring.watched():
@@ -100,7 +99,7 @@ def _check_in_child(
 
 
 class _Measuring:
-    """Does one process's part of a check: the takeover, the report."""
+    """Does the part of one process in a check: the takeover and the report."""
 
     def __init__(self, options: Namespace, result: Path) -> None:
         self.checks: list[Check] = []  # one, once a loader is taken
@@ -120,7 +119,7 @@ class _Measuring:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch the loops of this process, and keep its old files, inside the block."""
+        """Watch the loops of this process and protect its old files, in the block."""
         let_write = self._options.let_write
         with untouched_files(self.takeover, let_write=let_write) as self._scratch, self.takeover:
             yield
@@ -131,13 +130,13 @@ class _Measuring:
         return self.ranks is None or self.ranks.rank == 0
 
     def shows(self, error: BaseException | None) -> bool:
-        """Return whether a failure is the script's own: not the check's, nor of rank 0 ending."""
+        """Return whether a failure is the script's own, not due to the check or to rank 0's end."""
         if error is not None and self.checks and self.checks[0].failed(error):
             return False
         return self.ranks is None or self.reports or not self.ranks.rank_0_ended
 
     def conclude(self, outcome: Outcome) -> int:
-        """Print the report, with the other ranks' part in it; return the exit status."""
+        """Print the report, with what other ranks found; return the exit status."""
         takeover, options, check = self.takeover, self._options, self.checks[0]
         if outcome.error is not None and check.failed(outcome.error):
             outcome = replace(outcome, ending="stopped", status=0, error=None)
@@ -163,11 +162,11 @@ class _Measuring:
         """Return the exit status that a process of the script found; None if none measured."""
         try:
             return int(self.result.read_text())
-        except (OSError, ValueError):  # not there, or claimed and never concluded
+        except (OSError, ValueError):  # not there, or without a result
             return None
 
     def _may_take(self) -> bool:
-        """Return whether this process measures: each rank, or the first process that gets here."""
+        """Return whether this process measures: every rank does, else the first process to ask."""
         self.ranks = Ranks.here(patience_s=max(60.0, 2 * self._options.budget))
         if self.ranks is not None:
             if self.ranks.rank:
@@ -202,13 +201,13 @@ class _Measuring:
 
 
 def _written(options: Namespace) -> dict[str, str]:
-    """Return where to write the report, too, by the name of its form."""
+    """Return the files to write, by the form of the report."""
     return {form: path for form in _FORMS if (path := getattr(options, form)) is not None}
 
 
 def _show(report: Report, notes: list[str], options: Namespace) -> None:
-    """Print the report and write its other forms, which have the notes in them."""
-    import rich  # the check has said by now if it is missing
+    """Print the report with ``notes``, and write its other forms."""
+    import rich  # if it were missing, the check would have said so
 
     whole = replace(report, notes=(*report.notes, *notes))
     before = None if options.against is None else type(report).from_json(options.against)

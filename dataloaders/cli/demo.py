@@ -1,4 +1,4 @@
-"""Runs the check on the example training script, on photographs made on the spot.
+"""Run the check on the example training script, with photographs that are made first.
 
 photos ──> dataloaders check --try examples/train_images.py -- --data photos
 """
@@ -18,7 +18,7 @@ _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_images.py"
 
 
 def carry_out(options: Namespace) -> int:
-    """Check the example and try each remedy; return the exit status of the check.
+    """Check the example, try each change, and return the exit status of the check.
 
     About 300 JPEG files are made once, in the cache folder.
 

@@ -1,9 +1,9 @@
-"""``dataloaders probe``: a script's own loop on batches of growing size, up to the end of memory.
+"""``dataloaders probe``: run a script's own loop on growing batches, up to the end of memory.
 
-    this process ──starts──> the script, its loop fed with sizes 64, 128, 256, out of memory
-         └── again, with what is known ──> 192, out of memory ── again ──> 160, ... ──> the table
+    this process ──starts──> the script, whose loop gets sizes 64, 128, 256: out of memory
+         └── again, with what is known ──> 192: out of memory ── again ──> 160, ... ──> the table
 
-What the processes find passes through a file: a size before it is tried, and its result after.
+The processes write to a file: each size before it is tried, and its result afterwards.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _RAN_OUT = 77
 """Exit status of a process whose script ran out of memory."""
 _KILLED = (-9, 137)
 _FIRST = 8
-"""Batches among which the one with the longest samples is looked for."""
+"""Batches of which the one with the longest samples is used."""
 
 
 def carry_out(target: Target, args: list[str], options: Namespace) -> int:
-    """Run ``target`` in processes of its own until the largest batch is known; print the table.
+    """Run ``target`` in separate processes until the largest batch is known; print the table.
 
-    Returns 0 if a size could be measured, 130 after Ctrl-C; else 3, or the script's own status if
-    it failed.
+    Returns 0 if a size could be measured, 130 after Ctrl-C; else 3, or the status of a script that
+    failed.
     """
     if options.state is not None:
         return _probe_here(target, args, options, Path(options.state))
@@ -101,7 +101,7 @@ def _probe_here(target: Target, args: list[str], options: Namespace, state: Path
         print(json.dumps(facts), file=found, flush=True)
 
     def probed(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
-        # Of padded batches the one whose longest sequence is longest: it has the largest samples.
+        # The largest samples: of padded batches, the one with the longest sequence.
         first = itertools.islice(iterate(), _FIRST)
         batch = max(first, key=lambda batch: nbytes(batch) / max(1, rows_of(batch)))
         of = rows_of(batch)
@@ -113,7 +113,7 @@ def _probe_here(target: Target, args: list[str], options: Namespace, state: Path
 
     trials, _ = _known(state)
     takeover = Takeover(probed, options.loader)
-    # Opened before files that exist are kept from being written.
+    # Opened before files that exist are protected.
     keeping = untouched_files(takeover, let_write=options.let_write)
     with state.open("a") as found, keeping, takeover:
         outcome = target.run(args)
@@ -125,7 +125,7 @@ def _probe_here(target: Target, args: list[str], options: Namespace, state: Path
 
 
 def _known(state: Path) -> tuple[list[Trial], int | None]:
-    """Return the trials so far, and the size of the last one if it did not end."""
+    """Return the trials so far, and the last size if its trial did not end."""
     trials: dict[int, Trial] = {}
     unfinished = None
     for line in state.read_text().splitlines():

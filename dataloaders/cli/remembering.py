@@ -1,4 +1,4 @@
-"""``tune --backends``: which of the tried changes is the best way, kept for ``backend="auto"``."""
+"""``tune --backends``: choose the best of the changes tried; keep it for ``backend="auto"``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _AUTO = 'num_workers="auto", prefetch_factor="auto", pin_memory="auto", backend=
 
 
 def without_auto(loader: Any, iterate: Any) -> tuple[Any, Any]:
-    """Return a loader with ``backend="auto"`` as a stock one, and what makes its iterators."""
+    """Return the loader, as stock if it has ``backend="auto"``, and what makes its iterators."""
     if isinstance(loader, DataLoader) and loader._wanted_backend() == "auto":
         return wrap(loader, backend="stock", device=loader.device), None
     return loader, iterate
 
 
 class BestWay:
-    """Picks the best way for a script's loader and remembers it; made while the script runs.
+    """Chooses the best way for a script's loader and remembers it; made while the script runs.
 
-    The script's path, a part of the key, stands for the step.
+    The script's path is a part of the key and stands for the step.
     """
 
     def __init__(self, loader: Any, cache: str | None) -> None:
@@ -31,7 +31,7 @@ class BestWay:
         self._key = learned.key_of_loader(loader, "auto")
 
     def remember(self, report: Report) -> str:
-        """Keep the best of the changes that were tried; return what to do, in sentences."""
+        """Remember the best of the changes that were tried; return what to do, in sentences."""
         tried = [one for one in report.candidates if one.measured is not None]
         if report.candidates and not tried:
             return "nothing was tried, so nothing is remembered; give --budget more"

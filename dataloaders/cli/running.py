@@ -1,4 +1,4 @@
-"""Holds what the commands that run a script share: refusals before, messages after."""
+"""Share what the commands that run a script have in common: refusals, protection, messages."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _LAUNCHERS = {
 
 
 def refuse_unfit(target: Target, command: str) -> None:
-    """Raise DataLoadersError if the script cannot be run, before anything is started.
+    """Raise DataLoadersError, before anything starts, if the script cannot be run.
 
-    It does not exist, it only starts the processes that train, or its folder has a ``dataloaders``
-    of its own.
+    It does not exist, it only starts the processes that train, or its folder has its own
+    ``dataloaders``.
     """
     hidden = hidden_by(target.folder, "dataloaders")
     if hidden is not None:
@@ -56,7 +56,7 @@ def refuse_unfit(target: Target, command: str) -> None:
 
 
 def refuse_missing_folders(*paths: str | None) -> None:
-    """Raise OptionError if a result could not be written where it is wanted."""
+    """Raise OptionError if a folder to write to does not exist."""
     for path in paths:
         if path is not None and not Path(path).resolve().parent.is_dir():
             raise OptionError(
@@ -67,10 +67,10 @@ def refuse_missing_folders(*paths: str | None) -> None:
 
 @contextmanager
 def untouched_files(takeover: Takeover, *, let_write: bool) -> Iterator[Scratch | None]:
-    """Inside: trackers are off and no file that existed before is changed, see `Scratch`."""
+    """In the block, trackers are off and files that existed before stay, see `Scratch`."""
     try:
         own: Path | None = cache_folder().absolute()
-    except OptionError:  # no home: nothing is written there either
+    except OptionError:  # without a home, nothing is written there
         own = None
     scratch = Scratch(lambda: takeover.optimizers.steps > 0, but_in=own)
     with quiet_trackers(scratch.folder), ExitStack() as stack:
@@ -78,7 +78,7 @@ def untouched_files(takeover: Takeover, *, let_write: bool) -> Iterator[Scratch 
 
 
 def say_that_it_trains(target: Target, command: str, *, quiet: bool) -> None:
-    """Write the first line of a command that measures: what it does to the user's model."""
+    """Say what a command that measures does to the user's model and files."""
     if not quiet:
         print(
             f"dataloaders {command} runs {target.name} and trains its model, on some batches many "
@@ -95,7 +95,7 @@ def run_shown(
     line: ProgressLine,
     shows: Callable[[BaseException | None], bool] = lambda error: True,
 ) -> Outcome:
-    """Run the script; take ``line`` off the terminal and show the error that ended it, if any."""
+    """Run the script; then erase ``line`` and show the error that ended the script, if any."""
     try:
         outcome = target.run(args)
     finally:

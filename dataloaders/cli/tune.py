@@ -1,4 +1,4 @@
-"""``dataloaders tune``: a script's own loop as the step, worker settings tried on its loader.
+"""``dataloaders tune``: try worker settings on a script's loader, with its own loop as the step.
 
 With ``--backends`` it is ``check --try``, whose best way is remembered.
 """
@@ -32,10 +32,10 @@ from dataloaders.tuning.tuner import Tuner
 
 
 def carry_out(target: Target, args: list[str], options: Namespace) -> int:
-    """Run ``target``, tune its loader with its own loop as the step, print the trials.
+    """Run ``target``, tune its loader with its own loop as the step, and print the trials.
 
-    A loader that names no backend is tuned for that of the environment. Returns 0 if a choice was
-    made; 130 after Ctrl-C, when what was known by then is printed; else as `check`.
+    A loader that names no backend is tuned for the environment's. Returns 0 if a choice was made,
+    130 after Ctrl-C, with what was known by then printed; else as `check`.
     """
     if options.backends:
         from dataloaders.cli import check  # which needs psutil and rich
@@ -46,7 +46,7 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     refuse_missing_folders(options.json)
     refuse_unfit(target, "tune")
     line = ProgressLine(quiet=options.quiet)
-    tunings: list[Tuning] = []  # as known before each trial; the last one counts
+    tunings: list[Tuning] = []  # before each trial; the last one counts
     running: list[Generator[Batch, None, Any]] = []
     finished = False
 

@@ -1,13 +1,13 @@
-"""Finds what slows the training step itself down.
+"""Find what slows down the training step itself.
 
     Watch ──some steps of the warm-up──> Facts ──rules──> Finding, Finding, ...
 
-watch      watches steps operator by operator; what they compute does not change
+watch      watches steps operator by operator, without changing what they compute
 sites      finds the line of the user's code that called an operator
-facts      what was seen, and the settings that it ran under, as plain values
-rules      the tuning guides' list: a decision on facts for each entry
-toggles    settings that can be tried from outside, around blocks of steps
-probe      the largest batch that the step takes, and its rate at each size
+facts      holds what was seen, and under which settings, as plain values
+rules      decides on facts which entries of the tuning guides apply
+toggles    switches settings around blocks of steps, to measure their gain
+probe      finds the largest batch that the step takes, and its rate at each size
 """
 
 from dataloaders.findings.facts import Facts, Place

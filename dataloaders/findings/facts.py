@@ -1,4 +1,4 @@
-"""Facts about a step and the settings that it ran under, as plain values."""
+"""Hold facts about a step, and the settings that it ran under, as plain values."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ KINDS = ("product", "convolution")
 
 
 class Place(NamedTuple):
-    """Names what a step does at one place of the user's code."""
+    """Names something that a step does at one place of the user's code."""
 
     kind: str  # "sync", "moved", "zeroed", "chain", "empty_cache", "bias" or "debugging"
     what: str  # in words, such as ".item()" or a module's name
     device: str  # the type of the device on which it happens
-    where: str | None  # file:line; None without a frame of the user's code on the stack
+    where: str | None  # file:line; None if no frame of the user's code is on the stack
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Facts:
     """Holds what the rules decide on."""
 
     device: str = "cpu"  # the type of the device that does most of the step's arithmetic
-    # What two watched steps or more do -> how much of it: times, bytes or operators.
+    # What at least two watched steps do -> how much of it: times, bytes or operators.
     places: Mapping[Place, int] = field(default_factory=dict)
     # "product", "convolution", "backward", ... -> file:line of the first one in a step
     sites: Mapping[str, str] = field(default_factory=dict)
@@ -50,12 +50,12 @@ class Facts:
     checkpointed: bool = False  # whether activations are computed again in the backward pass
     half: torch.dtype | None = None  # 16 bits, if the device multiplies these faster than float32
     tf32: bool = False  # whether the device has TF32
-    memory: float | None = None  # the largest share of the device's memory that the step took
+    memory: float | None = None  # the largest share of the device's memory in use
     threads: int = 1  # these four are this process's
     cores: int = 1
     workers: int = 0
-    numa_nodes: int = 1  # that its cores belong to
-    contention: Interval | None = None  # seconds a batch, if more than can be resolved
+    numa_nodes: int = 1  # to which its cores belong
+    contention: Interval | None = None  # seconds a batch, if clearly above zero
 
     def of_kind(self, kind: str) -> dict[Place, int]:
         """Return the places of one kind."""

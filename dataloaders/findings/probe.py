@@ -1,4 +1,4 @@
-"""Finds the largest batch that a step takes, and its rate at each size, without reading data.
+"""Find the largest batch that a step takes, and its rate at each size, without reading data.
 
 a batch ──its samples repeated──> batches of 2, 4, 8 … times the size
     ──step──> seconds, peak memory │ out of memory ──> the gap in between is halved
@@ -36,7 +36,7 @@ _WIDTH = 160
 
 @dataclass(frozen=True)
 class Trial:
-    """Says what one batch size needs."""
+    """Holds the measurement of one batch size."""
 
     batch_size: int
     seconds: Interval | None = None  # of a step, without the first two; None: out of memory
@@ -51,7 +51,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Probe:
-    """Holds the trials, smallest batch first."""
+    """Holds all trials, the smallest batch first."""
 
     trials: tuple[Trial, ...]
 
@@ -104,8 +104,8 @@ def probe_batch_sizes(
     The step really runs and trains its model. Random states are restored.
 
     Args:
-        batch: one batch of the loader, or tensors of its shapes and dtypes. Of sequences that vary
-            in length, give the longest: every size is tried with that.
+        batch: one batch of the loader, or tensors of its shapes and dtypes. If sequences vary in
+            length, give the longest, with which every size is tried.
         step: takes one batch; copies it to its device, unless ``device`` is given.
         batch_size: samples in ``batch``; None: the first size of its first tensor.
         most: the largest size to try.
@@ -161,8 +161,8 @@ def trial_steps(
 ) -> Generator[Batch, None, Trial]:
     """Yield batches of ``size`` samples to a loop whose body is the step; return the trial.
 
-    If the trials ``before`` say that main memory cannot hold the size, no batch is yielded: the
-    kernel would kill the process.
+    Yields no batch if main memory cannot hold the size, judged by the trials ``before``: the kernel
+    would kill the process.
     """
     if not _on_cuda() and (need := _more_memory(size, before)) > resources.available_memory():
         return Trial(size, why_not=f"main memory has no room for {need / 2**20:.0f} MiB more")
@@ -222,7 +222,7 @@ def ran_out(error: BaseException | None) -> bool:
 
 
 def _more_memory(size: int, before: list[Trial]) -> float:
-    """Return the bytes that ``size`` needs more than the process has, judged by other sizes."""
+    """Return how many bytes more than now ``size`` needs, judged by the trials ``before``."""
     known = sorted((one.batch_size, one.memory) for one in before if one.memory is not None)
     if len(known) < 2:
         return 0.0

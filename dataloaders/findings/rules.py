@@ -1,8 +1,8 @@
-"""The tuning guides' list: for each entry a decision on facts, and what to write instead.
+"""Decide on facts which entries of the tuning guides apply, and say what to write instead.
 
     Facts ──findings_of──> Finding, Finding, ...
 
-Rules about arithmetic ask for a step that has enough of it (`_WORTH`).
+Rules about arithmetic need a step with enough of it (`_WORTH`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataloaders.findings.facts import Facts
 from dataloaders.measuring.intervals import Interval
 
 _WORTH = 10**9
-"""Floating-point operations of a step from which a faster way to do them shows."""
+"""Floating-point operations in a step, from which on a faster way to do them matters."""
 _SHORTEST_CHAIN = 3
 _FULL = 0.9
 
@@ -40,7 +40,7 @@ class Finding:
         where: ``file:line`` in the user's code, or None.
         source: the guide that the advice comes from, its section, and ", " with its address.
         gain: seconds a batch that the change saves, as measured; None if it was not measured.
-        anyway: whether it counts under every verdict: something left on, or a wait that keeps the
+        anyway: whether it counts under every verdict: something was left on, or a wait keeps the
             host from running ahead of the device.
     """
 
@@ -63,7 +63,7 @@ class Finding:
 
 
 def findings_of(facts: Facts | None) -> tuple[Finding, ...]:
-    """Return the findings of all rules, in the list's order; none without facts."""
+    """Return the findings of all rules, in their order; none without facts."""
     if facts is None:
         return ()
     return (*_left_on(facts), *_processes(facts), *_model(facts), *_arithmetic(facts),
@@ -71,7 +71,7 @@ def findings_of(facts: Facts | None) -> tuple[Finding, ...]:
 
 
 def _left_on(facts: Facts) -> Iterator[Finding]:
-    """Yield what was left on, and waits for the device."""
+    """Yield findings about what was left on, and about waits for the device."""
 
     def found(name: str, message: str, where: str | None, source: str) -> Finding:
         return Finding(name, message, where, source, anyway=True)
@@ -91,7 +91,7 @@ def _left_on(facts: Facts) -> Iterator[Finding]:
                 "ahead: do it every so many steps, or keep the value on the device"
             )
             yield found("synchronisation", message, place.where, guide)
-    if copies:  # nearly every script has some, so they are no `anyway`
+    if copies:  # nearly every script has some, so not `anyway`
         lines = ", ".join(str(place.where) for place in copies[1:])
         message = (
             f"{copies[0].what} waits for the device in each step{lines and f' (also {lines})'}: "

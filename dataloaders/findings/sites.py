@@ -1,4 +1,4 @@
-"""Finds on the stack where an operator was called, and which modules run.
+"""Find on the stack where an operator was called, and which modules run.
 
 user's frame ──> torch's frames ──> this mode ──> site_here()
 file:line        which part of it
@@ -39,7 +39,7 @@ class Site(NamedTuple):
 def modules_running() -> list[torch.nn.Module]:
     """Return the modules whose methods are on the stack, innermost first.
 
-    A global hook would do as well, but torch warns of it where a model is compiled.
+    A global hook would do the same, but torch warns of it when a model is compiled.
     """
     running = []
     frame: FrameType | None = sys._getframe(1)
@@ -55,7 +55,7 @@ def site_here() -> Site:
     """Return where the operator being dispatched was called."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _room(frame.f_code.co_filename).startswith(_MODES):
-        frame = frame.f_back  # dispatch modes, and torch's wrappers of them
+        frame = frame.f_back  # dispatch modes and torch's wrappers of them
     call = None if frame is None else (frame.f_code, frame.f_lasti)
     between: list[str] = []
     while frame is not None:

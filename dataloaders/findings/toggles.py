@@ -1,8 +1,8 @@
-"""Settings that can be tried from outside, around blocks of steps on synthetic input.
+"""Switch settings around blocks of steps on synthetic input, to measure their gain.
 
 round     plain │ autocast │ matmul-precision …     blocks, interleaved, as those of the check
 
-A toggle is a context around a block; it yields what makes the context around each step.
+A toggle is a context around a block. It yields a function that makes the context of each step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _attribute(owner: Any, name: str, value: Any) -> Toggle:
 def _channels_last(facts: Facts, watch: Watch) -> Iterator[Around]:
     """Rearrange weights, buffers and the optimizers' state in place; restore them afterwards.
 
-    Images stay as they are: the first convolution rearranges them, as in training.
+    Images are left alone: the first convolution rearranges them, as in training.
     """
     models = list(watch.convolving)
     weights = {weight for model in models for weight in model.parameters() if weight.dim() == 4}
@@ -95,4 +95,4 @@ TOGGLES: dict[str, Toggle] = {
     "channels-last": _channels_last,
     "autocast": _autocast,  # last: a step that fails under it may end the loop
 }
-"""Toggles by the name of the finding whose gain they measure, in the order of trial."""
+"""Toggles by the name of their finding, in the order in which they are tried."""

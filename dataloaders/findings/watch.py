@@ -1,11 +1,11 @@
-"""Watches a few steps operator by operator, without changing what they compute.
+"""Watch a few steps operator by operator, without changing what they compute.
 
     for batch in check:  step 1 │ step 2, watched │ step 3, watched │ step 4 …
                                    └── places, flops, modules ──┴─> Facts
 
-A watched step is slow, and never part of a measured block. What only one of the watched steps does
-(such as logging every so many steps) does not count. Where gradients are accumulated, the steps of
-two whole cycles, each up to the optimizer's step, are watched too.
+A watched step is slow, and never part of a measured block. What only one watched step does, such as
+logging every so many steps, does not count. If gradients are accumulated, the steps of two whole
+cycles, up to the optimizer's step, are watched as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dataloaders.findings.facts import Facts, Place, environment
 from dataloaders.findings.sites import Site, modules_running, site_here
 
-_WATCHED = (2, 3)  # the first one makes lazy modules, compiles and chooses kernels
+_WATCHED = (2, 3)  # not the first, which makes lazy modules, compiles and chooses kernels
 _LONGEST_CYCLE = 16  # batches; two longer cycles would take too long to watch
 _LARGE = 1 << 16  # elements from which what a kernel reads and writes takes most of its time
 
@@ -52,9 +52,9 @@ _CALLS = (
     (torch.cuda.Stream, "synchronize", "sync", "synchronize() of a stream"),
     (torch._tensor_str, "_str", "sync", "printing a tensor"),  # switches all modes off
 )
-"""Calls that the dispatch mode does not see: owner, name, and kind and words of the place."""
+"""Calls that a dispatch mode does not see: owner and name; kind and words of the place."""
 _WAITS = "called a synchronizing"
-"""How torch's warning of an operator that waits for a CUDA device begins."""
+"""The beginning of torch's warning about an operator that waits for a CUDA device."""
 _NOT_THE_USERS = ("torch/optim/", "torch/amp/", "torch/nn/parallel/", "torch/distributed/",
                   "torch/nn/utils/")  # fmt: skip
 _TO_DEVICE = "a copy to the device without non_blocking=True"
@@ -62,7 +62,7 @@ _BATCH_NORMS = {
     "native_batch_norm": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5,
     "_native_batch_norm_legit": 5, "_batch_norm_with_update": None, "batch_norm_stats": None,
 }  # fmt: skip
-"""Operator -> which argument says that it runs in training mode; None: it always does."""
+"""Operator -> the argument that says whether it runs in training mode; None: it always does."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class _Step:
     stepped: bool = False
 
     def note_site(self, what: str, site: Site) -> None:
-        """Note where ``what`` was first done."""
+        """Note where ``what`` was done first."""
         if site.where is not None:
             self.sites.setdefault(what, site.where)
 
@@ -87,9 +87,9 @@ _Chain: TypeAlias = tuple[str | None, frozenset[object]]  # where it begins; its
 
 
 class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that does not hinder torch.compile and that only its own thread leaves.
+    """A dispatch mode that does not hinder torch.compile, and that only its own thread leaves.
 
-    Each thread has a stack of modes. If a step never comes back, another thread gives it up, and
+    Each thread has a stack of modes. If a step never returns, another thread closes the check, and
     must leave its own stack alone.
     """
 
@@ -97,7 +97,7 @@ class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile compile the step, as it does not under other modes."""
+        """Let torch.compile compile the step, which it does not do under other modes."""
         return True
 
     def __enter__(self) -> Any:
@@ -111,30 +111,30 @@ class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Watch(Onlooker):  # type: ignore[no-untyped-call]
-    """Watches a few early steps of a loop: ``with watch.step(number)`` around each step, from 1 on.
+    """Watches a few early steps of a loop: put ``with watch.step(number)`` around each, from 1 on.
 
-    ``facts()`` is None until a watched step has ended.
+    ``facts()`` returns None until a watched step has ended.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # What a toggle may have to convert; of nested modules that convolve, the outermost.
+        # What a toggle may convert: of nested modules that convolve, the outermost.
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.convolving: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._steps: list[_Step] = []  # those that were watched
         self._ends: list[int] = []  # numbers of the first three in which an optimizer stepped
         self._now = _Step()
         self._failed = False
-        self._waiting: set[int] = set()  # threads that torch has warned since their operator began
-        # For live tensors of the running step: whether they were made on the CPU from nothing, the
-        # convolution with a bias that made them, the row of pointwise operators that made them.
+        self._waiting: set[int] = set()  # threads that torch has warned during the current operator
+        # For live tensors of the running step: whether they were made on the CPU from nothing; the
+        # convolution with a bias, or the chain of pointwise operators, that made them.
         self._made: MutableMapping[torch.Tensor, bool] = WeakIdKeyDictionary()
         self._biased: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
         self._chains: MutableMapping[torch.Tensor, _Chain] = WeakIdKeyDictionary()
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Watch the step inside the block, if it is one of those to watch."""
+        """Watch the step in the block, if its number is one to watch."""
         if self._failed:
             yield
             return
@@ -157,7 +157,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
             self._ends.append(number)
 
     def _is_wanted(self, number: int) -> bool:
-        """Return whether a step is one of the first, or in one of the first two short cycles."""
+        """Return whether a step is an early one, or in one of the first two short cycles."""
         in_cycle = 0 < len(self._ends) < 3 and number - self._ends[-1] <= _LONGEST_CYCLE
         return in_cycle or number in _WATCHED
 
@@ -167,7 +167,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def _warned_of_waits(self) -> Iterator[None]:
-        """Note operators that torch's debug mode reports to wait for CUDA; hide its warnings."""
+        """Note operators that wait for CUDA, by torch's sync debug mode; hide its warnings."""
         with warnings.catch_warnings():
             show = warnings.showwarning
 
@@ -188,7 +188,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
                 torch.cuda.set_sync_debug_mode(before)
 
     def facts(self, **more: Any) -> Facts | None:
-        """Return what the watched steps have in common, with ``more`` fields."""
+        """Return what the watched steps have in common, and ``more`` fields."""
         steps = self._steps
         if not steps or self._failed:
             return None
@@ -199,7 +199,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         device = by_device.most_common(1)[0][0] if by_device else "cpu"
         repeated: Counter[Place] = Counter()
         for place in dict.fromkeys(place for step in steps for place in step.places):
-            # The second largest of several, so 0 if only one of the steps does it.
+            # The second largest amount: 0 if only one of several steps does it.
             repeated[place] = heapq.nlargest(2, (step.places[place] for step in steps))[-1]
         return Facts(
             device=device,
@@ -219,7 +219,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         if not self._failed:
             try:
                 self._note(func, args, kwargs or {}, out)
-            except Exception:  # an operator that is not understood must not end the training
+            except Exception:  # an unknown operator must not end the training
                 self._failed = True
         return out
 
@@ -228,7 +228,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
             return
         name = func._schema.name.partition("::")[2]
         if func.namespace == "c10d":
-            site = site_here()  # in a thread of autograd's there is no frame
+            site = site_here()  # a thread of autograd has no frame
             backwards = site.call is None or site.within("torch/autograd/")
             self._now.reduced |= backwards and name.startswith("allreduce")
             return
@@ -268,7 +268,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         if torch.Tag.pointwise in func.tags and made:
             self._note_chain(given, made[0], site)
         elif not func.is_view and any(leaf.numel() >= _LARGE for leaf in made):
-            self._chains.clear()  # it interrupts the row
+            self._chains.clear()  # it ends the chain
 
     def _note_debugging(self, site: Site) -> None:
         on = {"gradcheck"} if site.within("torch/autograd/gradcheck.py") else set()
@@ -288,7 +288,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
                     self._now.note_site("data-parallel", site)
 
     def _note_made(self, given: Any, made: Any, copies: bool, site: Site) -> bool:
-        """Follow tensors made on the CPU from nothing; return whether one is copied to a device."""
+        """Track tensors made on the CPU from nothing; return whether one is copied to a device."""
         from_nothing, moved = all(leaf in self._made for leaf in given), False
         for leaf in made:
             if leaf.device.type == "cpu":
@@ -345,10 +345,10 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         self._now.places[place] = max(self._now.places[place], len(chain))
 
     def _noting(self, call: Any, kind: str, what: str) -> Callable[..., Any]:
-        """Return ``call``, which then notes where it is called."""
+        """Return a wrapper of ``call`` that notes where it is called."""
 
         def noting(*given: Any, **options: Any) -> Any:
-            if threading.get_ident() == self._thread:  # else it may be a loader that copies ahead
+            if threading.get_ident() == self._thread:  # not a loader that copies ahead
                 of = given[0] if given else None
                 device = of.device.type if isinstance(of, torch.Tensor) else "cuda"
                 self._now.places[Place(kind, what, device, site_here().where)] += 1

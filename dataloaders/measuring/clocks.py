@@ -1,7 +1,7 @@
-"""Clocks for blocks of steps: the host's own, and the time lines of devices that run behind it.
+"""Time blocks of steps on the host's clock, or on those of devices that run behind the host.
 
-    settle ── mark() ── n steps ── mark() ── wait() ── seconds(first, last)
-              a point on the clock's time line; recording one waits for nothing
+    warm-up ── mark() ── n steps ── mark() ── wait() ── seconds(first, last)
+               a point on the clock's time line; making one waits for nothing
 
 A step on a device returns before its work is done, and a training loop loads during that work. A
 loop that waited for the device before each block would measure a stall that training does not have.
@@ -28,18 +28,18 @@ _CYCLES_PER_S = 2.5e9  # no GPU's clock is faster
 class Clock(Protocol):
     """The methods that the check and tuning need of a clock.
 
-    A clock of a device may also have ``delay(seconds)``, which gives the device so much work and
-    does not wait for it; and the methods of `HostTime`, if the host's time is simulated, too.
+    A device's clock may also have ``delay(seconds)``, which gives the device that much work without
+    waiting for it; and the methods of `HostTime`, if the host's time is simulated as well.
     """
 
     def mark(self) -> Any:
-        """Return the point at which all work given out so far ends, without waiting for it."""
+        """Return the point at which all work queued so far ends; do not wait for it."""
 
     def seconds(self, first: Any, last: Any) -> float:
         """Return the seconds between two marks; called only after `wait`."""
 
     def wait(self) -> None:
-        """Return when all work given out so far is done."""
+        """Return when all work queued so far is done."""
 
 
 class HostTime:
@@ -56,8 +56,8 @@ class HostTime:
     def held_up(self) -> tuple[float, float]:
         """Return seconds that this thread waited for a core, and CPU seconds of other processes.
 
-        Other processes have held this one up for at most the increase of either. Zeros on systems
-        that do not report them (Linux does).
+        Between two calls, other processes have held this one up for at most the smaller increase.
+        Zeros on systems that do not report this; Linux does.
         """
         try:
             waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
@@ -87,7 +87,7 @@ class HostClock(HostTime):
 class DeviceClock(HostTime):
     """The clock of accelerators: an event on the current stream of each device in use.
 
-    Where several devices are in use, the time between two marks is the longest among them.
+    With several devices, the time between two marks is the longest of theirs.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
@@ -112,7 +112,7 @@ class DeviceClock(HostTime):
             torch.accelerator.synchronize(device)
 
     def delay(self, seconds: float) -> None:
-        """Keep the current stream of each CUDA device busy for ``seconds`` at the least."""
+        """Keep the current stream of each CUDA device busy for at least ``seconds``."""
         for device in self._devices:
             if device.type == "cuda":
                 with torch.cuda.device(device):
@@ -143,14 +143,14 @@ def clock_in_use() -> Clock:
 def cpu_seconds(processes: Iterable[int]) -> float:
     """Return the CPU seconds that processes with these ids have used; 0 if not known."""
     try:
-        # A process's clock by its id, as clock_getcpuclockid(3) makes it on Linux.
+        # The id of a process's clock, computed as by clock_getcpuclockid(3) on Linux.
         return sum(time.clock_gettime(~pid << 3 | 2) for pid in processes)
     except (AttributeError, OSError):
         return 0.0
 
 
 def host_time_of(clock: Any) -> HostTime:
-    """Return the host's time that belongs to ``clock``: its own where it has one."""
+    """Return the host's time for ``clock``: its own if it has one."""
     if hasattr(clock, "now") and hasattr(clock, "sleep"):
         return clock  # type: ignore[no-any-return]
     return HostTime()

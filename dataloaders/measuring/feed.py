@@ -1,8 +1,8 @@
-"""A loader without an end: epoch after epoch, with the number of batches that are ready.
+"""Yield a loader's batches without end, epoch after epoch; count those that are ready.
 
-iterate() ──> iterator ──take()──> batch        the next epoch begins where one ends
+iterate() ──> iterator ──take()──> batch        when an epoch ends, the next one begins
                  │
-                 └── in flight: batches that workers make ahead; ready: those already made
+                 └── in flight: batches that workers make ahead; ready: those of them that are made
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ class Feed:
         self.epoch = -1  # number of the running one
         self.taken = 0  # batches of that epoch
         self.length = batches_in(loader)  # of an epoch; None until one has ended, if it has no len
-        # Seconds from asking for an epoch to its first batch, without the first epoch, and seconds
-        # of the next() that ends an epoch (and its workers).
+        # Seconds until an epoch's first batch, except of the first epoch; and seconds of the next()
+        # that ends an epoch and its workers.
         self.epoch_starts: list[float] = []
         self.epoch_ends: list[float] = []
         self.countable: bool = True  # whether the iterator reports how many batches are ready
-        # What the sampler drew for the last batch; None if that is not known (drawn before the
-        # iterator was returned, an iterator that is not torch's, out of order).
+        # What the sampler drew for the last batch. None if not known: it was drawn before the
+        # iterator was returned, or the iterator is not torch's or does not keep the order.
         self.keys: Any = None
         self._drawn: _Drawn | None = None
         self.workers: int = int(getattr(loader, "num_workers", 0) or 0)
         self._queued = self.workers * int(getattr(loader, "prefetch_factor", None) or 2)
         self.in_flight = max(1, self._queued)  # batches that can be made ahead of use
-        self.ahead = 0  # those of them that a thread of the loader makes or copies ahead
+        self.ahead = 0  # of these, the batches that a thread of the loader makes or copies
 
     def next(self) -> Batch:
-        """Return the next batch, of the next epoch where one is over."""
+        """Return the next batch; if the epoch is over, the first one of the next."""
         if self.running:
             try:
                 return self.take()
@@ -80,7 +80,7 @@ class Feed:
         return batch
 
     def start(self) -> Batch:
-        """Return the first batch of a new epoch, and keep how long that took.
+        """Return the first batch of a new epoch, and note how long that took.
 
         Raises:
             CheckError: the loader yields no batch at all.
@@ -92,7 +92,7 @@ class Feed:
         self._iterator = iterator
         self.countable = counts_of(iterator) is not None
         self._drawn = _Drawn.of(iterator)
-        # An iterator of ours may hold more, which its thread takes ahead.
+        # The thread of our own iterator may hold more.
         self.ahead = int(getattr(iterator, "ahead", 0))
         self.in_flight = max(1, self._queued + self.ahead)
         self.epoch += 1
@@ -105,7 +105,7 @@ class Feed:
             ) from None
         self.keys = None if self._drawn is None else self._drawn.pop(0)
         self.taken = 1
-        # Persistent workers first finish what an abandoned epoch had ordered: that is no start.
+        # After an abandoned epoch, persistent workers first finish its tasks: that is no start.
         if self.epoch > 0 and not abandoned:
             self.epoch_starts.append(self._time.now() - begin)
         return batch
@@ -117,7 +117,7 @@ class Feed:
 
     @property
     def left(self) -> float:
-        """Return how many batches the running epoch still has; infinity if that is not known."""
+        """Return how many batches are left in the running epoch; infinity if not known."""
         return float("inf") if self.length is None else max(0, self.length - self.taken)
 
     @property
@@ -126,23 +126,23 @@ class Feed:
         return self.workers > 0 or self.ahead > 0
 
     def ready(self) -> int | None:
-        """Return how many batches wait to be taken; None if it is not countable."""
+        """Return how many batches are ready to be taken; None if they cannot be counted."""
         counts = counts_of(self._iterator)
         return None if counts is None else counts[0]
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds that the epoch's workers have used; 0 if that is not known."""
+        """Return the CPU seconds that the epoch's workers have used; 0 if not known."""
         return cpu_seconds(worker.pid for worker in getattr(self._iterator, "_workers", ()))
 
     def busy(self) -> float:
-        """Return the share of workers that are busy; 1 if it is not countable."""
+        """Return the share of workers that are busy; 1 if that cannot be counted."""
         counts, makers = counts_of(self._iterator), max(1, self.workers)
         if counts is None or not self.parallel:
             return 1.0
         return min(makers, counts[1] - counts[0]) / makers
 
     def drop_ready(self) -> None:
-        """Take and drop one batch if one is ready, at the end of an epoch one of the next."""
+        """Drop the next batch if it is ready; at the end of an epoch, the first one of the next."""
         counts = counts_of(self._iterator)
         if counts is None or counts[0] > 0 or counts[1] == 0:
             self.next()
@@ -150,8 +150,8 @@ class Feed:
     def wait_until_idle(self, most_s: float, make_s: float) -> bool:
         """Wait until the loader's queues are full, at most ``most_s``; return whether they are.
 
-        A loader that is not countable gets the time that it needs for all batches in flight, at
-        ``make_s`` seconds a batch.
+        If batches cannot be counted, wait for as long as those in flight take, at ``make_s``
+        seconds each.
         """
         if not self.parallel:
             return True
@@ -165,11 +165,11 @@ class Feed:
         return True
 
     def bring_to(self, level: int, most_s: float) -> bool:
-        """Take and drop ready batches, or wait for some, until ``level`` batches are ready.
+        """Drop ready batches, or wait for some, until ``level`` batches are ready.
 
-        A block goes on at the level at which the last block of its arm stopped: neither a queue
-        that was filled while another arm ran nor an empty one is in the steady state. Returns
-        False if ``most_s`` seconds were not enough.
+        A block continues at the level at which the last block of its arm stopped: a queue that was
+        filled while another arm ran, or an empty one, is not in its steady state. Returns False if
+        ``most_s`` seconds were not enough.
         """
         deadline = self._time.now() + most_s
         while self.parallel and (counts := counts_of(self._iterator)) is not None:
@@ -189,7 +189,7 @@ class Feed:
         return True
 
     def close(self) -> None:
-        """Drop the running epoch; torch ends its workers when the iterator goes."""
+        """Drop the running epoch; torch ends its workers when the iterator is freed."""
         self._iterator = self._drawn = None
         self.taken = 0
 
@@ -197,7 +197,7 @@ class Feed:
 class _Drawn:
     """Passes a sampler's indices on to torch's iterator, and keeps them until their batch is taken.
 
-    With workers the indices of an epoch's first batches are drawn before: they are not known.
+    With workers, those of an epoch's first batches are not known: they were drawn earlier.
     """
 
     def __init__(self, sampled: Iterator[Any], ordered: int) -> None:
@@ -207,7 +207,7 @@ class _Drawn:
 
     @classmethod
     def of(cls, iterator: Any) -> _Drawn | None:
-        """Make ``iterator`` draw through the one that is returned; None if it is not torch's."""
+        """Make ``iterator`` draw through the returned object; None if it is not torch's."""
         if type(iterator).__module__ != _BaseDataLoaderIter.__module__:
             return None
         if iterator._dataset_kind != _DatasetKind.Map or not getattr(iterator, "_in_order", True):
@@ -226,5 +226,5 @@ class _Drawn:
         return keys
 
     def pop(self, number: int) -> Any:
-        """Return the keys of the epoch's batch ``number``, and forget them."""
+        """Return and forget the keys of the epoch's batch ``number``."""
         return self._kept.pop(number, None)

@@ -1,4 +1,4 @@
-"""Intervals from a few blocks, by the block bootstrap."""
+"""Compute 95 % intervals from a few blocks, by the block bootstrap."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Segment(NamedTuple):
 class Step(NamedTuple):
     """Holds one measured step as the host's clock saw it, in seconds."""
 
-    begin: float  # when the loop asked for the batch, after the first step that is kept
+    begin: float  # when the loop asked for the batch, counted from the first step that is kept
     wait: float  # in ``next()`` of the loader
     step: float  # until the next batch was asked for; a device may still be at work then
 
@@ -77,7 +77,7 @@ class BlockTimes:
 
 
 def block_of(segments: Sequence[Segment], **facts: Any) -> BlockTimes:
-    """Return the block that consists of ``segments``; ``facts`` are its other fields."""
+    """Return the block of ``segments``; ``facts`` are its other fields."""
     seconds, steps = sum(one.seconds for one in segments), sum(one.steps for one in segments)
     return BlockTimes(seconds, steps, tuple(segments), **facts)
 
@@ -93,8 +93,8 @@ def interval_of(
 
     A percentile interval from n observations is too narrow when n is small; it is widened by
     sqrt(n / (n - 1)) and by Student's t over the normal's 1.96 (Hesterberg 2015, "What Teachers
-    Should Know About the Bootstrap", narrowness bias). ``floor`` is the least half width: what
-    the clock and the measuring itself cannot resolve.
+    Should Know About the Bootstrap", narrowness bias). ``floor`` is the least half width, which the
+    clock and the measuring cannot resolve. ``tails`` are the percentiles of the two ends.
     """
     if count < 2:
         return Interval(-math.inf, estimate, math.inf)
@@ -130,6 +130,6 @@ def ratio_draws(
 ) -> npt.NDArray[np.float64]:
     """Return bootstrap draws of the sum of ``above`` over that of ``below``.
 
-    The same seed picks the same observations, so that drift that hits all arms cancels.
+    The same seed picks the same observations, so that drift common to all arms cancels.
     """
     return np.asarray(picked(above, seed).sum(axis=1) / picked(below, seed).sum(axis=1))

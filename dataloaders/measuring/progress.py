@@ -1,4 +1,4 @@
-"""Shows how far a measurement or a build is.
+"""Show how far a measurement or a build is.
 
 On a terminal and in a notebook one line is rewritten; elsewhere a line is added now and then.
 Nothing is written from a thread, which would run within the measured blocks.
@@ -18,7 +18,7 @@ class ProgressLine:
     """Shows what it is called with, as text, on stderr or in ``file``."""
 
     def __init__(self, file: TextIO | None = None, *, quiet: bool = False) -> None:
-        self._file = file or sys.stderr  # the present one, which the program may replace later
+        self._file = file or sys.stderr  # as it is now: the program may replace it
         ipython = sys.modules.get("IPython")
         notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
         # A program that was started without a stderr has none.
@@ -35,15 +35,15 @@ class ProgressLine:
         self._last = now
         text = str(progress)
         if self.rewrites:
-            text = text[: shutil.get_terminal_size().columns - 1]  # one row is what is rewritten
-            self._file.write(f"\r{text:<{self._width}}\r")  # what comes next begins the line
+            text = text[: shutil.get_terminal_size().columns - 1]  # only one row is rewritten
+            self._file.write(f"\r{text:<{self._width}}\r")  # further output begins the line
             self._width = len(text)
         else:
             self._file.write(text + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._width:
             self._file.write(f"\r{'':<{self._width}}\r")
             self._file.flush()

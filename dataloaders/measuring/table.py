@@ -1,4 +1,4 @@
-"""Tables as plain text."""
+"""Format tables as plain text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def table(
     Args:
         headings: of the columns.
         rows: the cells, one a heading.
-        right: the headings of columns that are flush right.
+        right: the headings of columns that are aligned to the right.
         width: of a line; None: the terminal's.
     """
     lines = [headings, *rows]

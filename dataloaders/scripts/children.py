@@ -1,8 +1,8 @@
-"""Runs a function in the processes that a program starts to train: ``mp.spawn``, ``Process``.
+"""Run a function in the processes that a program starts to train: ``mp.spawn``, ``Process``.
 
     Process(target=train).start()  ──>  in the new process: run(train, ...) in place of train(...)
 
-Left alone: workers of loaders and of pools, subclasses of Process with a ``run`` of their own, and
+It leaves alone workers of loaders and pools, subclasses of Process with their own ``run``, and
 programs started by ``subprocess``.
 """
 

@@ -1,9 +1,9 @@
-"""Hands every ``iter()`` of a DataLoader in this process to one function.
+"""Hand every ``iter()`` of a DataLoader in this process to one function.
 
     for batch in loader:      DataLoader.__iter__, torch's and ours, replaced
         └── iterate(loader, original)
 
-Subclasses and frameworks that call ``loader.__iter__()`` end up there too.
+Subclasses and frameworks that call ``loader.__iter__()`` get there, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _inside = threading.local()
 
 @contextmanager
 def passing() -> Iterator[None]:
-    """Inside, on this thread: ``iter()`` of a loader calls its own ``__iter__``."""
+    """In the block, on this thread, ``iter()`` of a loader calls its own ``__iter__``."""
     before = getattr(_inside, "active", False)
     _inside.active = True
     try:
@@ -39,9 +39,9 @@ def passing() -> Iterator[None]:
 
 @contextmanager
 def replaced_iter(iterate: Callable[[Loader, Original], Iterator[Batch]]) -> Iterator[None]:
-    """Inside: ``iter()`` of torch's DataLoader and of ours calls ``iterate(loader, original)``.
+    """In the block, ``iter()`` of torch's DataLoader and ours calls ``iterate(loader, original)``.
 
-    ``iterate`` itself and forked processes (workers) get the originals.
+    Within ``iterate``, and in forked processes (workers), the originals are called.
     """
     process = os.getpid()
 

@@ -1,12 +1,12 @@
-"""Counts optimizer steps: the loop in which an optimizer steps is the one that trains.
+"""Count optimizer steps: the loop in which an optimizer steps is the training loop.
 
-    Optimizers().steps        counts every ``step()`` of every torch optimizer
-               .expected()    says whether one is still to step
+    Optimizers().steps        how often torch's optimizers have stepped
+               .expected()    whether one is still expected to step
 
-A first pass over the data (for the channels' mean, for class weights) looks like a training loop
-until an optimizer steps in another one. No step is expected of a program that uses no torch
-optimizer (but its own update rule, or another library's): one that makes none before the third
-epoch over a loader, or whose own modules do not name one.
+A first pass over the data (for the channels' mean, or class weights) looks like a training loop
+until an optimizer steps in another loop. No step is expected of a program without torch optimizers,
+such as one with an update rule of its own: it has made none by the third epoch over a loader, or
+its own modules do not name one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _NAMES_ONE = re.compile(rb"(?<![a-zA-Z])optim(izers?)?(?![a-zA-Z])|Trainer\b")
-_PASSES = 2  # over the data before training: for the channels' mean, then for their deviation
+_PASSES = 2  # over the data before training, for the mean and the deviation of the channels
 
 
 class Optimizers:
@@ -34,7 +34,7 @@ class Optimizers:
         self.steps = 0
         self.thread: threading.Thread | None = None  # of the last one
         self._made = self._named = False
-        self._modules = 0  # imported when the program's files were searched
+        self._modules = 0  # how many were imported when the program's files were searched
         made = torch.optim.Optimizer.__init__
 
         def __init__(optimizer: Any, *args: Any, **options: Any) -> None:
@@ -53,7 +53,7 @@ class Optimizers:
         self._noting.stop()
 
     def expected(self, epochs: int) -> bool:
-        """Return whether an optimizer is still to step, in a loader's epoch ``epochs``."""
+        """Return whether an optimizer may still step, in epoch ``epochs`` of a loader."""
         if self._made or epochs > _PASSES:
             return self._made
         if self._modules != len(sys.modules):
@@ -66,7 +66,7 @@ class Optimizers:
 
 
 def _own_files() -> list[str]:
-    """Return the main file and the modules imported so far from its folder or ``sys.path[0]``."""
+    """Return the files of __main__ and of modules from its folder or ``sys.path[0]``."""
     main = str(getattr(sys.modules["__main__"], "__file__", ""))
     own = os.path.dirname(main), sys.path[0]
     folders = tuple(os.path.join(os.path.abspath(folder), "") for folder in own)

@@ -1,11 +1,11 @@
-"""Keeps the ranks of a distributed run on one schedule, and gathers one report.
+"""Keep the ranks of a distributed run on one schedule, and gather one report.
 
-    rank 0   agree([...])  ──> its numbers, kept in the store of the process group
-    others   agree([...])  ──> rank 0's, waited for
+    rank 0   agree([...])  ──> its numbers, written to the store of the process group
+    others   agree([...])  ──> rank 0's, once they are there
 
-Numbers travel through the key-value store of torch's rendezvous, not through collectives: no rank
-hangs because another one has ended or never got here, and the script's own collectives keep their
-order. Calls are numbered, so all ranks must make the same calls.
+Numbers go through the key-value store of torch's rendezvous, not through collectives. So no rank
+hangs if another one ends or never gets here, and the script's own collectives keep their order.
+Calls are numbered, so all ranks have to make the same calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAUSE_S = 0.05
 
 
 class Ranks:
-    """Exchanges numbers with the other ranks; waits at most ``patience_s`` for rank 0."""
+    """Exchanges numbers with the other ranks; waits for rank 0 for at most ``patience_s``."""
 
     def __init__(self, patience_s: float) -> None:
         self.rank = dist.get_rank()
@@ -70,22 +70,22 @@ class Ranks:
         """
         key, self._calls = f"agree/{self._calls}", self._calls + 1
         if self.rank == 0:
-            self._store.set(key, json.dumps(numbers))  # small, and some thousands in a check
+            self._store.set(key, json.dumps(numbers))  # small; some thousands in a check
             return numbers
         try:
             # wait() wakes at once; pauses of polling would count as steps of a measured block.
             self._store.wait([key], self._patience)
             agreed: list[float] | None = json.loads(self._store.get(key))
-        except RuntimeError as error:  # or the process that holds the store has ended
+        except RuntimeError as error:  # or the process with the store has ended
             raise StopScript("another rank does not answer") from error
         if agreed is None:
             raise StopScript("another rank has ended")
         return agreed
 
     def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return what each rank gave, on rank 0; an empty list on the others.
+        """Return on rank 0 what each rank gave, and an empty list on the others.
 
-        Ranks that give nothing in time are missing. Call it once, at the end.
+        Ranks that do not answer in time are missing. Call it once, at the end.
         """
         self._gathered = True
         with suppress(RuntimeError, StopScript):  # rank 0 has ended
@@ -104,7 +104,7 @@ class Ranks:
         return found
 
     def _end_with_rank_0(self) -> None:
-        """End this rank after rank 0 has ended, in case a collective blocks it for ever."""
+        """End this rank after rank 0, since a collective may block it for ever."""
         while not self.rank_0_ended:
             time.sleep(1.0)
         time.sleep(_GRACE_S)
@@ -112,10 +112,10 @@ class Ranks:
             stop_main()
             time.sleep(_GRACE_S)
         if not self._gathered:
-            os._exit(0)  # it waits in a library's code, which no exception reaches
+            os._exit(0)  # it waits in a library, where no exception reaches it
 
     def _wait_for(self, key: str, most_s: float) -> str:
-        """Return the value of ``key`` once it is set; raise `StopScript` if that is too late."""
+        """Return the value of ``key`` once it is set; raise `StopScript` after ``most_s``."""
         deadline = time.monotonic() + most_s
         try:
             # store.wait() would fill stderr with warnings when it times out.
@@ -129,7 +129,7 @@ class Ranks:
 
 
 def straggler(ranks: list[dict[str, float]], size: int) -> list[str]:
-    """Return sentences that name the rank with the slowest input and what it costs the others.
+    """Return sentences that name the rank with the slowest input, and what it costs the others.
 
     ``ranks`` has "rank" and "wait_s", the mean seconds of waiting for a batch, of each rank that
     reported.

@@ -1,15 +1,15 @@
-"""Protects the files that existed before a check from the program that it runs.
+"""Protect the files that existed before a check from the program that it runs.
 
-    open(old, "w"), torch.save(x, old), os.replace(new, old)    ──> a scratch folder
-    os.remove(old), then os.link(new, old) or os.symlink        ──> a copy there
-    open(old) and torch.load(old) after that                    ──> what was written there
-    os.remove(old), shutil.rmtree(folder of old files)          ──> nothing happens
-    new checkpoints, new event files of TensorBoard             ──> moved there at the end
+    open(old, "w"), torch.save(x, old), os.replace(new, old)    write to a scratch folder
+    os.remove(old), then os.link(new, old) or os.symlink        make a copy there
+    open(old) and torch.load(old) after that                    read what was written there
+    os.remove(old), shutil.rmtree(folder of old files)          do nothing
+    new checkpoints, new event files of TensorBoard             are moved there at the end
 
 A check trains the program's model on a few batches, over and over, so its checkpoints must not
-replace real ones. The ``st_ctime`` of a file says whether it existed before. Not protected are
-files that a library in C opens itself, and files opened for changes in place (``"r+"``, the default
-of ``numpy.memmap``).
+replace real ones. The ``st_ctime`` of a file shows whether it existed before. Files that a library
+in C opens itself are not protected, nor those opened for changes in place (``"r+"``, the default of
+``numpy.memmap``).
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ _PATHS = (str, bytes, os.PathLike)
 
 
 class Scratch:
-    """Diverts this process's writes to files that existed before, while entered.
+    """Diverts writes of this process from files that existed before, while entered.
 
     Args:
-        training: returns whether the program trains by now. New files with a checkpoint's suffix
-            are then moved to the scratch folder; earlier ones belong to the dataset.
-        but_in: a folder in which anything may be written.
+        training: returns whether the program has begun to train. From then on, new files with a
+            checkpoint's suffix are moved to the scratch folder; earlier ones are the dataset's.
+        but_in: a folder in which anything may be overwritten.
     """
 
     def __init__(self, training: Callable[[], bool], but_in: Path | None = None) -> None:
-        # Where everything diverted goes; it may not exist yet.
+        # Where diverted files go; it may not exist yet.
         self.folder = Path(tempfile.gettempdir()) / f"dataloaders-check-{secrets.token_hex(4)}"
-        self.diverted: dict[str, str] = {}  # the program's path -> that in the folder
+        self.diverted: dict[str, str] = {}  # the program's path -> the path in the folder
         self.kept: list[str] = []  # files that the program deleted or moved away
         self._training = training
         self._leave = _NOT_FILES if but_in is None else (*_NOT_FILES, f"{but_in}{os.sep}")
-        self._old: set[str] = set()  # old files found so far, whose st_ctime may change
+        self._old: set[str] = set()  # old files found so far; their st_ctime may change
         self._new_files: list[str] = []
-        self._new_folders: dict[str, bool] = {}  # whether each was made in training
+        self._new_folders: dict[str, bool] = {}  # -> whether it was made in training
         self._began_ns = 0
         self._undo = ExitStack()
 
     def __enter__(self) -> Scratch:
         with tempfile.NamedTemporaryFile() as probe:
             self._began_ns = os.stat(probe.name).st_ctime_ns
-        time.sleep(0.02)  # the file system's clock ticks: files made from now on are newer
+        time.sleep(0.02)  # until the file system's clock has ticked: later files are newer
         self._real_open = builtins.open
         self._real_unlink = os.unlink
         self._real_rename = os.replace
@@ -201,7 +201,7 @@ class Scratch:
     # Paths
 
     def _writes(self, path: Any, appends: bool = False) -> Any:
-        """Return where to write ``path``; note it if it is a new checkpoint."""
+        """Return where to write instead of ``path``; note new checkpoints."""
         if not isinstance(path, _PATHS):
             return path
         absolute = _absolute(path)
@@ -229,9 +229,9 @@ class Scratch:
         return str(aside)
 
     def _changes(self, path: Any) -> Any:
-        """Return the file whose mode or times are set, which changes its st_ctime."""
+        """Return the file whose mode or times are set; its st_ctime changes, so it is noted."""
         if isinstance(path, _PATHS):
-            self._is_old(path)  # which remembers it
+            self._is_old(path)
         return self._reads(path)
 
     def _is_old(self, path: Any, follow: bool = True) -> bool:
@@ -270,7 +270,7 @@ class Scratch:
         try:
             shutil.move(path, aside)
         except OSError:
-            return  # no room there: it stays where the program put it
+            return  # no room there: it stays where it is
         self.diverted[path] = aside
 
     # Replacing functions
@@ -293,7 +293,7 @@ class Scratch:
 
 
 def quiet_trackers(folder: Path) -> AbstractContextManager[Any]:
-    """Inside: W&B is off, MLflow and TensorBoard write to ``folder``, DATALOADERS_CHECK=1."""
+    """Switch W&B off, MLflow and TensorBoard to ``folder``; set DATALOADERS_CHECK=1."""
     wanted = {
         "DATALOADERS_CHECK": "1",
         "WANDB_MODE": "disabled",

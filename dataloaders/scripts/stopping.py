@@ -1,4 +1,4 @@
-"""Ends a user's program from inside: in the thread that asks for a batch, and the main thread.
+"""End a user's program from inside: in the thread that asks for a batch, and the main thread.
 
 StopScript          raised where the program's loop asks for its next batch
 stop_main()         raised in the main thread, even while it waits for a lock
@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Ignored by default, so one that arrives too late does nothing; few programs handle it.
+# Few programs handle this signal; by default it is ignored, so one that comes late does nothing.
 SIGNAL = signal.SIGURG
-"""Ends the program of a process inside `stoppable`."""
+"""The signal that ends a program inside `stoppable`."""
 
 _REPEAT_S = 2.0
 _TEARDOWN_S = 10.0
@@ -30,7 +30,7 @@ _ignored_until = 0.0
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside: `stop_main` reaches this thread, if it is the main one."""
+    """Let `stop_main` end the block, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -48,8 +48,8 @@ def stoppable() -> Iterator[None]:
 def stop_main() -> None:
     """Raise `StopScript` in the main thread of a program that runs inside `stoppable`.
 
-    Only a signal wakes a thread from ``queue.get()``. One that arrives just before such a wait
-    begins is lost, so it is repeated until the program has ended.
+    Only a signal wakes a thread from ``queue.get()``. A signal that comes just before such a wait
+    is lost, so it is repeated until the program has ended.
     """
     if threading.current_thread() is threading.main_thread():
         raise StopScript

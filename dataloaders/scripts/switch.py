@@ -1,4 +1,4 @@
-"""Iterates the torch loaders of a running program by another backend.
+"""Iterate the torch loaders of a running program by another backend.
 
     for batch in loader:        torch's DataLoader.__iter__, replaced in this process
         └── wrap(loader) ──> $DATALOADERS_BACKEND ──> one session for each loader, across epochs
@@ -31,13 +31,13 @@ _NOT_TORCHS = {"_iterator", *inspect.getfullargspec(wrap).kwonlyargs}
 class BackendSwitch:
     """Iterates epochs by the environment's backend: the ``iterate`` of `loops.replaced_iter`.
 
-    Torch's own iteration stays for a loader that the backend cannot serve, with one warning that
-    says why, and for a class with a ``_get_iterator`` of its own.
+    A loader that the backend cannot serve keeps torch's own iteration, with one warning that says
+    why; so does a class with its own ``_get_iterator``.
     """
 
     def __init__(self, *, explain: bool = False) -> None:
-        self._explain = explain  # each loader's plan, to stderr, when it is first iterated
-        # Weak: the session of a loader, with its workers, ends with the loader.
+        self._explain = explain  # whether to print each loader's plan when it is first iterated
+        # Weak, so that a loader's session and its workers end with the loader.
         self._wrapped: weakref.WeakKeyDictionary[Loader, DataLoader[Any] | None] = (
             weakref.WeakKeyDictionary()
         )
@@ -49,8 +49,8 @@ class BackendSwitch:
         wrapped = self._wrapped_for(loader)
         if wrapped is None:
             return original(loader)
-        # As with torch, attributes set since the last epoch count. The loader's class may use our
-        # names for attributes of its own.
+        # As with torch, attributes set since the last epoch count, except those with our names,
+        # which the loader's class may use for something else.
         state = vars(loader)
         wrapped.__dict__.update({name: state[name] for name in state.keys() - _NOT_TORCHS})
         epoch: Iterator[Batch] = iter(wrapped)

@@ -1,13 +1,13 @@
-"""Watches a running program's loops over its loaders and hands one of them to a measurement.
+"""Watch a running program's loops over its loaders, and hand one of them to a measurement.
 
     for batch in loader:           every DataLoader's iter(), see `loops`
         │
-        ├── training loop ──> measure(loader, iterate): the program's loop gets its batches instead,
-        │                     past the end of the epoch, until it has enough: StopScript
-        └── others        ──> the loader's own iterator; waits in it count as the loop's input
+        ├── training loop ──> measure(loader, iterate): the loop gets these batches instead, past
+        │                     the end of the epoch, until enough is measured: StopScript
+        └── others        ──> the loader's own iterator; waits for it count as the loop's input
 
 The training loop is the first one in which an optimizer steps between two batches. In a program
-without an optimizer it is the first loop that asks for a second batch, if gradients were on at its
+without an optimizer, it is the first loop that asks for a second batch and had gradients on at its
 first. Its loader has no length, or at least `SHORTEST` batches. ``number`` chooses another loader.
 """
 
@@ -45,14 +45,14 @@ _BESIDE = (
     "dataloaders.bottleneck_check(batches) as check"
 )
 _STEPS_RESTARTED = 2  # the most optimizer steps for a batch: a GAN has two
-_MOST_STEPS_REFUSED = 20  # of a training loop that cannot be measured; then the script is ended
+_MOST_STEPS_REFUSED = 20  # of a training loop that cannot be measured, before the script is ended
 
 Iterate: TypeAlias = Callable[[], Iterator[Batch]]
 """Starts a new epoch of the real loader, by its own ``__iter__``."""
 
 Measure: TypeAlias = Callable[[Loader, Iterate], Iterable[Batch]]
-"""Returns what the chosen loop iterates instead. It ends when it has measured enough, and may be
-iterated again if the program breaks its loop."""
+"""Returns what the chosen loop iterates instead: it ends once enough is measured, and is iterated
+again if the program breaks out of its loop."""
 
 
 @dataclass
@@ -62,20 +62,20 @@ class Seen:
     number: int  # 1 for the first one, and so on
     description: str  # class, dataset, length and workers, in a few words
     length: int | None  # batches in an epoch
-    why_not: str | None = _NOT_ASKED  # the reason not to take it over; None if it was taken
+    why_not: str | None = _NOT_ASKED  # why it was not taken over; None if it was
     epochs: int = 0  # in which a second batch was asked for
     begun_at: int = 0  # optimizer steps when the first batch of its last epoch was asked for
 
 
 class Takeover:
-    """Watches every loop over a DataLoader, while entered; hands one loader to ``measure``.
+    """Watches every loop over a DataLoader while entered; hands one loader to ``measure``.
 
     Args:
         measure: see `Measure`.
-        number: the loader to take, whatever its loop does; None: the one that trains.
+        number: the loader to take over, whatever its loop does; None: that of the training loop.
         may_take: called before a loader is taken; returns False if another process measures.
         waited: called with another loader's description and the seconds waited for its batch.
-        passed_over: called with a sentence while no optimizer has stepped in a loop.
+        passed_over: called with a sentence about a loop in which no optimizer has stepped yet.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Takeover:
         self.seen: list[Seen] = []  # every loader iterated so far, in order
         self.taken: Seen | None = None  # the one handed to measure
         self.steps = 0  # batches of the measurement that the loop was given
-        self.beyond = 0  # most of them past the end of an epoch
+        self.beyond = 0  # the most batches past the end of an epoch
         self.thread: threading.Thread | None = None  # of the measured loop
         self.optimizers = Optimizers()
         self._measure = measure
@@ -116,13 +116,13 @@ class Takeover:
 
     @property
     def refused(self) -> bool:
-        """Whether the training loop was found, and takes its batches in a way that has no step."""
+        """Whether a training loop was found that cannot be measured; `Seen.why_not` says why."""
         return self._refused_at is not None
 
     # Asked by the program's loops
 
     def may_train(self, loop: Loop) -> bool:
-        """Return whether ``loop`` may be taken over, when its first batch is asked for."""
+        """Return whether ``loop`` may be taken over; called when it asks for its first batch."""
         seen = loop.seen
         if self.taken is not None:
             if seen.why_not == _NOT_ASKED:
@@ -147,7 +147,7 @@ class Takeover:
         return True
 
     def is_training_loop(self, loop: Loop) -> bool:
-        """Return whether ``loop`` is the training loop, at each batch after its first."""
+        """Return whether ``loop`` is the training loop; called at each batch after its first."""
         if self.taken is not None and self.taken is not loop.seen:
             return False
         stepped = self.optimizers.steps > loop.steps_before
@@ -170,7 +170,7 @@ class Takeover:
         return True
 
     def _refuse(self, seen: Seen, why_not: str) -> None:
-        """Note why a training loop cannot be measured; end the program if it goes on this way."""
+        """Note why a training loop cannot be measured; end the program if that loop goes on."""
         seen.why_not = why_not
         if self._refused_at is None:
             self._refused_at = self.optimizers.steps
@@ -190,7 +190,7 @@ class Takeover:
         """Return the measurement's next batch for ``loop``, one of the loops over its loader.
 
         Raises:
-            StopScript: it has measured enough. Also raised in the main thread, if that is another.
+            StopScript: enough is measured. It is raised in the main thread, too.
         """
         if self._measured_loop() is not loop:
             self._measured = weakref.ref(loop)
@@ -208,7 +208,7 @@ class Takeover:
         return batch
 
     def waited_for(self, loop: Loop, seconds: float) -> None:
-        """Note how long another loop than the measured one waited for a batch."""
+        """Note how long a loop waited for a batch of another loader than the measured one."""
         if self.thread is threading.current_thread() and self._measured_loop() is not None:
             self._waited(f"loader {loop.seen.number} ({loop.seen.description})", seconds)
 
@@ -222,7 +222,7 @@ class Takeover:
         return Loop(self, seen, loader, original, batches)
 
     def _in_mid_epoch(self) -> bool:
-        """Return whether the measured loop has batches left, so that another one is left alone.
+        """Return whether the measured loop has batches left: then a new loop is left alone.
 
         A loop that counts its batches by ``len()`` does not exhaust its iterator.
         """
@@ -245,7 +245,7 @@ class Takeover:
 
 
 class Loop:
-    """Iterates an epoch for the program's loop: batches of the loader, or of the measurement."""
+    """Iterates one epoch for a loop of the program, by its loader or by the measurement."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class Loop:
     def __next__(self) -> Batch:
         takeover = self._takeover
         if self.watched and self.given and takeover.is_training_loop(self):
-            # The measurement begins an epoch of its own, once the workers of this one have ended.
+            # The measurement begins its own epoch, after the workers of this one have ended.
             self._batches, self.watched = None, False
             takeover.take(self, self._original)
         self.steps_before = takeover.optimizers.steps

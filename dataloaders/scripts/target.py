@@ -1,4 +1,4 @@
-"""Runs a user's program in this process as ``python`` itself would.
+"""Run a user's program in this process as ``python`` would.
 
     Target.script("train.py")     \\                     ┌ finished    came to its end
     Target.module("pkg.train")    / ── run(args) ──> Outcome ┤ exited      called sys.exit()
@@ -6,8 +6,8 @@
                                                           ├ interrupted Ctrl-C
                                                           └ stopped     we ended it (StopScript)
 
-The program gets its own ``__main__``, ``sys.argv`` and ``sys.path[0]``, so that ``if __name__ ==
-"__main__"``, argparse, pickling of its classes and spawned workers all work as usual.
+The program gets its own ``__main__``, ``sys.argv`` and ``sys.path[0]``, so ``if __name__ ==
+"__main__"``, argparse, pickling of its classes and spawned workers work as usual.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class ScriptError(DataLoadersError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tells how a program ended."""
+    """Says how a program ended."""
 
     ending: Ending
     status: int  # the exit status that python would have had; 0 when we stopped it
-    error: BaseException | None = None  # which ended it; its traceback starts in the program
+    error: BaseException | None = None  # that ended it; its traceback begins in the program
 
     def show_error(self) -> None:
-        """Write the program's own failure to stderr, as ``python`` would have done."""
+        """Write the error that ended the program to stderr, as ``python`` would."""
         if isinstance(self.error, SystemExit):
             if self.error.code is not None and not isinstance(self.error.code, int):
                 print(self.error.code, file=sys.stderr)
@@ -86,7 +86,7 @@ class Target:
         code, facts = self._load_file() if self.kind == "file" else self._load_module()
         main = ModuleType("__main__")
         main.__dict__.update(facts, __builtins__=__builtins__)
-        # The old module is kept: without a reference to it, the globals of its functions are gone.
+        # Keep the old module: without a reference to it, its functions lose their globals.
         _replaced_mains.append(sys.modules["__main__"])
         sys.modules["__main__"] = main
         return _execute(code, main)
@@ -107,7 +107,7 @@ class Target:
 
     def _load_module(self) -> tuple[CodeType, dict[str, object]]:
         try:
-            # As pdb and trace do. It imports a package, and returns the package's __main__.
+            # As pdb and trace do. Of a package, it returns its __main__.
             _, spec, code = runpy._get_module_details(self.name)  # type: ignore[attr-defined]
         except ImportError as error:
             if error.name is not None:  # an import of its own failed

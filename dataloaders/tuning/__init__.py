@@ -7,13 +7,13 @@ one process ──> the step ──> workers ──> prefetch factor ──> pin
 
 The loader keeps its backend; the check predicts and tries other backends.
 
-tuner.py    tune(), and one run of it: room for workers, the trials, the result in sentences
-search.py   which settings are tried, and which is chosen: decisions on given rates
-trial.py    measures one setting: start-up, steady rate, CPU seconds, memory
-variant.py  a loader like the given one with other settings, on samplers of its own
-result.py   Settings, Trial, Tuning: what was tried, what was chosen and why
-auto.py     the values that stand for "auto": learned before, else by a rule
-learned.py  learned choices, on disk
+tuner.py    runs a tuning: room for workers, the trials, the result in sentences
+search.py   decides from rates which settings to try and which to choose
+trial.py    measures one setting: start-up, steady rate, CPU seconds
+variant.py  makes loaders with other settings, on samplers of their own
+result.py   holds what was tried, what was chosen and why
+auto.py     resolves "auto": a choice learned before, else a rule
+learned.py  keeps learned choices on disk
 """
 
 from __future__ import annotations

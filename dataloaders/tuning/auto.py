@@ -1,13 +1,13 @@
-"""Values for ``"auto"``: learned on this machine, else by a rule from its resources.
+"""Resolve ``"auto"``: a choice learned on this machine, else a rule from its resources.
 
-    learned by tune() for what this rank has, dataset and batching?  ── yes ──> that, if it fits
+    learned by tune() for this machine, dataset and batching? ── yes ──> that, if it fits
         │ no
-    in memory already? ── yes ──> no workers: they would only add a copy
+    dataset in memory? ── yes ──> no workers: they would only add a copy
         │ no
-    one worker a usable core, fewer where memory, /dev/shm or the batches do not suffice
+    one worker for each usable core, fewer if memory, /dev/shm or batches do not suffice
 
 The backend for "auto" is the learned one, else stock. Nothing is measured and no sample is loaded
-here: a loader is made in microseconds, as torch's is.
+here: making a loader takes microseconds, as with torch.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from dataloaders.errors import CapacityWarning
 from dataloaders.machine import resources
 from dataloaders.tuning import learned
 
-# Whether more workers than these gain depends on the dataset, which tune() measures.
+# Whether more workers gain depends on the dataset; tune() measures that.
 _MOST_BY_RULE = 16
-# The most that tune() tries: workers that wait for files or a network may be more than cores.
+# The most that tune() tries. Workers that wait for files or a network may outnumber the cores.
 _WORKERS_PER_CORE = 4
 _LEAST_MOST = 8
 _DEFAULT_PREFETCH = 2
-# An image of 224 x 224 as float32, the commonest large sample.
+# An image of 224 x 224 in float32, the most common large sample.
 _ASSUMED_SAMPLE_BYTES = 3 * 224 * 224 * 4
-# Pages that a forked worker with torch writes before it holds any data: 20 to 60 MiB measured.
+# What a forked worker with torch writes before it holds data: 20 to 60 MiB were measured.
 _WORKER_BYTES = 128 * 2**20
-# Share of available memory for workers; the training process grows, too.
+# The workers' share of available memory; the training process grows, too.
 _MEMORY_SHARE = 0.5
 
 
@@ -56,10 +56,9 @@ def resolve(
     """Return ``(num_workers, prefetch_factor, pin_memory)`` for a loader that asked for "auto".
 
     Values that are not "auto" are returned as given. ``needs_workers`` says that another argument
-    is accepted only with workers (``persistent_workers``, ``timeout``,
-    ``multiprocessing_context``): then at least one is chosen. By rule, an iterable dataset gets at
-    most one, since several repeat each sample unless the dataset shares them out. A choice that was
-    learned with ``backend``, a name, comes first.
+    needs workers (``persistent_workers``, ``timeout``, ``multiprocessing_context``): then at least
+    one is chosen. By rule, an iterable dataset gets at most one, since several repeat each sample
+    unless the dataset divides them. A choice learned with ``backend``, a name, comes first.
 
     Warns with `CapacityWarning` if shared memory has no room for more.
     """
@@ -162,8 +161,8 @@ def most_workers(cores: int) -> int:
 def memory_cap() -> int:
     """Return the most workers for which this rank's available memory has room.
 
-    A worker takes its own pages, and a copy of all Python objects of this process, since counting
-    references copies their pages.
+    A worker takes its own pages, and a copy of this process's Python objects: counting references
+    copies their pages.
     """
     cost = _WORKER_BYTES + resources.python_heap_bytes()
     return int(resources.available_memory() * _MEMORY_SHARE // cost)

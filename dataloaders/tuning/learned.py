@@ -1,10 +1,10 @@
-"""Learned choices on disk: one small JSON file for each machine, dataset and batching.
+"""Keep learned choices on disk: one small JSON file for each machine, dataset and batching.
 
     $DATALOADERS_CACHE, else $XDG_CACHE_HOME/gpu-dataloaders, else ~/.cache/gpu-dataloaders
-    └── tuned/<hash of the key>.json      the key in clear, and the choice
+    └── tuned/<hash of the key>.json      the key as text, and the choice
 
-A file that cannot be read or holds impossible values counts as "nothing learned". Paths of datasets
-and scripts are stored as hashes, and nothing is unpickled.
+If a file cannot be read or holds impossible values, nothing was learned. Paths of datasets and
+scripts are stored as hashes, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Key(NamedTuple):
     """Identifies the loaders for which a choice was learned; each part is plain text."""
 
     machine: str  # this rank's cores and memory; the processor and the GPU
-    dataset: str  # class, length, transforms and a hash of its path, also within Subset and others
+    dataset: str  # class, length, transforms and a hash of its path, also of those within it
     batching: str  # the batch size, or the batch sampler
     collate: str
     backend: str = ""  # "": stock or prefetch; "auto": the backend is a part of the choice
@@ -56,7 +56,7 @@ class Learned:
     pin_memory: bool
     batch_bytes: int = 0  # of the tensors of one batch; 0 if not known
     backend: dict[str, Any] | None = None  # its "name" and "options", for ``backend="auto"``
-    gain: float = 1.0  # ratio of its rate and that of the loader as it was
+    gain: float = 1.0  # how many times as fast as the loader was before
     day: str = ""  # when it was learned
 
     @property
@@ -75,7 +75,7 @@ def cache_folder() -> Path:
     """Return the folder where this package keeps files between runs; it may not exist yet.
 
     Raises:
-        OptionError: the user has no home, and none of the variables says where.
+        OptionError: the user has no home, and no variable names a folder.
     """
     own = os.environ.get("DATALOADERS_CACHE")
     if own:
@@ -93,9 +93,9 @@ def cache_folder() -> Path:
 def key_of(
     dataset: Any, batch_size: int | None, batch_sampler: Any, collate_fn: Any, backend: str = ""
 ) -> Key:
-    """Return the key of a loader with these arguments, or attributes, and a backend's name.
+    """Return the key of a loader with these arguments and the name of its backend.
 
-    Stock and prefetch have the same key, since their workers load the same.
+    Stock and prefetch have the same key, since their workers do the same.
     """
     backend = "" if backend in ("stock", "prefetch") else backend
     plain = batch_size is not None and type(batch_sampler).__name__ == "BatchSampler"
@@ -138,7 +138,7 @@ def recall(key: Key) -> Learned | None:
 def remember(key: Key, learned: Learned) -> Path | None:
     """Write ``learned`` for ``key`` and return the file; None if it could not be written.
 
-    The file is written under another name and renamed: other processes see the old or the new one.
+    The file is written under another name, then renamed: other processes see the old or new one.
     """
     entry = {"version": _VERSION, "key": key._asdict(), "learned": asdict(learned)}
     try:
@@ -192,7 +192,7 @@ def _class_name(value: object) -> str:
 
 
 def _quietly(read: Callable[[], Any]) -> Any:
-    """Return the value of ``read()``, None if it raises: datasets may be of any kind."""
+    """Return ``read()``; None if it raises, which a dataset of any kind may do."""
     try:
         return read()
     except Exception:

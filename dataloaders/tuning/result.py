@@ -1,4 +1,4 @@
-"""The result of tuning: each trial, the choice, and why."""
+"""Hold the result of tuning: each trial, the choice, and why."""
 
 from __future__ import annotations
 
@@ -38,18 +38,17 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The settings to use, and the trials that led to them; print it.
+    """Holds the settings to use and the trials that led to them; print it.
 
     Attributes:
-        choice: of the settings tried, the smallest that reaches the rate of the step, or 97 % of
-            the best.
+        choice: the smallest setting tried that reaches the rate of the step, or 97 % of the best.
         reason: why, in a sentence.
-        given: the settings of the loader; not pinned if there is no CUDA device.
-        worth_it: whether the choice is at least 3 % faster than ``given``; None if ``given`` was
-            not measured, since the choice suffices without it, or failed.
-        trials: in their order. Of a setting with several trials the median counts.
+        given: the loader's own settings; not pinned without a CUDA device.
+        worth_it: whether the choice is at least 3 % faster than ``given``; None if ``given`` failed
+            or was not measured, because the choice suffices.
+        trials: in order. If a setting had several, their median counts.
         needed_samples_per_second: the rate of the step alone; None if not known.
-        seconds: of tuning.
+        seconds: that tuning took.
         batch_bytes: of the tensors of one batch.
         notes: further facts, a sentence each.
         remembered: the file in which ``"auto"`` finds the choice; None if it was not kept.
@@ -76,7 +75,7 @@ class Tuning:
         return with_settings(loader, self.choice)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return everything as JSON (seconds, bytes, samples per second); also into ``path``."""
+        """Return everything as JSON (seconds, bytes, samples per second); write it to ``path``."""
         text = json.dumps(vars(self), indent=1, default=_plain) + "\n"
         if path is not None:
             Path(path).write_text(text)
@@ -95,7 +94,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Progress:
-    """Says how far a tuning run is."""
+    """Says how far a tuning run has come."""
 
     seconds: float  # since its start
     budget_s: float

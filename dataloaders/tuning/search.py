@@ -1,9 +1,9 @@
-"""Decides which settings are tried and which is chosen, from the rates of trials alone.
+"""Decide from the rates of trials which settings to try and which to choose.
 
     workers   2   4   8   16      twice as many while that is 3 % faster
-              4   8   4   8       in turns, where single trials cannot separate two
+              4   8   4   8       in turns, if single trials cannot separate two
 
-Last, pinning both ways.
+Pinning is tried last, both ways.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ WORTH = 0.03
 
 DEFAULT_PREFETCH = 2
 # Batches come in the order of their indices, so workers wait for the slowest one. In a simulated
-# queue, 16 workers with 2 batches each reach 0.90 of their rate if the deviation of a batch's time
-# is 0.3 of the mean, 0.80 if it is 0.5.
+# queue, 16 workers with 2 batches each reach 0.90 of their rate if the standard deviation of a
+# batch's time is 0.3 of its mean, and 0.80 if it is 0.5.
 LONG_PREFETCH = 4
 UNEVEN = 0.3
 
-_NOISE = 0.1  # two trials of half a second that differ by less may be in the wrong order
+_NOISE = 0.1  # trials of half a second that differ by less may be in the wrong order
 _MOST_TRIALS = 3  # of a setting whose rate decides; their median counts
-# CPU seconds per second and core above which a larger setting cannot gain what it must.
+# CPU seconds per second and core, above which no larger setting can be worth it.
 _SATURATED = 1 / (1 + WORTH)
 
 Make: TypeAlias = Callable[[Settings, str], Generator[Batch, None, Trial]]
@@ -39,19 +39,19 @@ Trying: TypeAlias = Generator[Batch, None, bool]
 
 
 class Spent(Exception):
-    """Raised in place of a trial for which there is no time."""
+    """There is no time for a trial."""
 
 
 @dataclass
 class Search:
-    """Searches one loader's settings: exhaust `run`, then ask for the `choice`."""
+    """Searches the settings of one loader: exhaust `run`, then read `choice`."""
 
     given: Settings  # of the loader as it is
     alone: Settings  # without workers: the choice if nothing else was tried
     make: Make  # makes a trial of settings, for a reason
     needed: float = math.inf  # samples per second above which faster loading gains nothing
-    most: int = 0  # workers; 0 once workers failed
-    fewest: int = 2  # workers worth a trial; with a step, one can work beside it
+    most: int = 0  # workers; 0 after workers failed
+    fewest: int = 2  # workers to try; with a step, one can work beside it
     prefetch: int = DEFAULT_PREFETCH  # batches a worker, if they fit into shared memory
     shm_cap: Callable[[int], int | None] = lambda prefetch: None  # most workers, by prefetch factor
     pinning: bool = False  # whether there is a device to which batches are copied
@@ -65,18 +65,18 @@ class Search:
 
     @property
     def choice(self) -> Settings:
-        """Return the smallest setting so far that suffices."""
+        """Return the smallest sufficient setting so far."""
         return self._choose(self.rates)
 
     @property
     def limited(self) -> bool:
-        """Return whether more workers than there is room for may be faster."""
+        """Return whether more workers, for which there is no room, may be faster."""
         choice = self.choice
         no_room = self.most < self.fewest or choice.num_workers >= self.most
         return no_room and not self._is_enough(choice)
 
     def add(self, trial: Trial, *, comparable: bool = True) -> None:
-        """Keep ``trial``; if it failed, drop earlier rates of its settings, and try no workers."""
+        """Keep ``trial``; if it failed, drop the rates of its settings and try no more workers."""
         self.trials.append(trial)
         if trial.failed is not None:
             self._rates.pop(trial.settings, None)
@@ -99,7 +99,7 @@ class Search:
         yield from self._double()
         choice = self.choice
         if self.pinning and 0 < choice.num_workers <= self.most:
-            # Without workers pinning is a copy more in the loop itself.
+            # Without workers, pinning only adds a copy to the loop.
             other = replace(choice, pin_memory=not choice.pin_memory)
             yield from self._try(other, "not pinned" if choice.pin_memory else "pinned")
             yield from self._decide_in_turns()
@@ -120,15 +120,15 @@ class Search:
         yield from self._decide_in_turns()
 
     def _try(self, settings: Settings, why: str, most_trials: int = 1) -> Trying:
-        """Make a trial unless there were enough; return whether ``settings`` can be used."""
+        """Make a trial unless there were enough; return whether ``settings`` works."""
         if settings.num_workers <= self.most and len(self._rates.get(settings, ())) < most_trials:
             self.add((yield from self.make(settings, why)))
         return settings in self._rates
 
     def _decide_in_turns(self) -> Making:
-        """Try again, in turns, those that may be chosen, and a choice that just meets the need.
+        """Repeat, in turns, trials of settings that may be chosen, until no lucky trial decides.
 
-        One lucky trial must not decide.
+        A choice that just meets the need is repeated as well.
         """
         while self._rates:
             close = self._contenders()
@@ -142,9 +142,9 @@ class Search:
                     yield from self._try(settings, "again, in turns", _MOST_TRIALS)
 
     def _contenders(self) -> list[Settings]:
-        """Return the choice and at most two others that further trials may prefer.
+        """Return the choice, and at most two others that may prove better.
 
-        Once the choice meets the need, the others are smaller ones.
+        If the choice meets the need, the others are smaller.
         """
         rates = self.rates
         least, choice = self._enough(rates), self._choose(rates)
@@ -166,16 +166,16 @@ class Search:
         return (pins, settings.num_workers, settings.prefetch_factor or 0)
 
     def _enough(self, rates: Mapping[Settings, float]) -> float:
-        """Return the rate that suffices: the needed one, or 97 % of the best."""
+        """Return the sufficient rate: the needed one, or 97 % of the best."""
         return min(max(rates.values(), default=0.0) * (1 - WORTH), self.needed)
 
     def _is_enough(self, settings: Settings) -> bool:
-        """Return whether nothing larger can gain: the need is met, or all cores are busy."""
+        """Return whether nothing larger can gain: it meets the need, or all cores are busy."""
         last = self.last_trial(settings)
         return self.meets(settings) or ((last and last.cpu_share) or 0.0) >= _SATURATED
 
     def _at(self, workers: int) -> Settings:
-        """Return the setting with the longest queues with which so many workers fit."""
+        """Return the setting for that many workers with the longest queues that fit."""
         depths = (self.prefetch, DEFAULT_PREFETCH, 1)
         caps = ((depth, self.shm_cap(depth)) for depth in depths)
         fit = next((depth for depth, cap in caps if cap is None or workers <= cap), 1)

@@ -1,9 +1,9 @@
 """Measure one setting: start-up, then the steady rate in short blocks.
 
-Loading without workers is measured in a separate process (`Loading`), so that nothing of the
-dataset is opened here before workers are forked. All else is measured on the thread of the training
-loop. The functions are generators: they yield each batch to be stepped on, and measure the time
-until the next one is asked for. `driven` is the loop where the step is a function.
+Loading without workers is measured in a separate process (`Loading`), so that the dataset opens
+nothing here before workers are forked. All else is measured on the thread of the training loop: by
+generators that yield each batch to be stepped on, and measure until the next one is asked for.
+`driven` is the loop if the step is a function.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ T = TypeVar("T")
 
 Step: TypeAlias = Callable[[Batch], object]
 Steps: TypeAlias = Generator[Batch, None, T]
-"""A generator of batches to be stepped on; its value is the result."""
+"""A generator of batches to be stepped on, which returns the result."""
 
-_BLOCKS = 8  # of a trial, each with a batch from each worker at least
+_BLOCKS = 8  # of a trial, each with at least one batch from each worker
 _STEP_BLOCK_S = 0.1
 # The first step is slow (lazy initialisation, allocators); the second says how many make a block.
 _SLOW_BLOCKS = 2
@@ -53,9 +53,9 @@ class Measured:
     startup_s: float  # from ``iter()`` to the first batch
     cpu_per_batch: float  # CPU seconds of this process and the workers
     variation: float  # standard deviation over mean of the seconds in ``next()``
-    epochs: int  # begun; the changes of epoch are part of the rate
-    batch_bytes: int  # of the tensors of the largest batch
-    batches: int = 0  # taken in all
+    epochs: int  # that were begun; starting them is part of the rate
+    batch_bytes: int  # of the largest batch's tensors
+    batches: int = 0  # in total
     held: list[Batch] = field(default_factory=list)  # copies of some batches, if wanted
 
     @property
@@ -64,9 +64,9 @@ class Measured:
         return rate_of(self.samples_per_batch, self.seconds_per_batch)
 
     def followed_by(self, step: StepCost) -> Measured:
-        """Return the same with ``step`` after each batch, on the thread that made the batch.
+        """Return the same with ``step`` after each batch, on the thread that makes the batches.
 
-        A device works on while a batch is made: only the step's time on the thread is added.
+        A device goes on working while a batch is made: only the step's time on the thread is added.
         """
         load, whole = self.seconds_per_batch, step.seconds
         ends = ((load.low, whole.low), (load.estimate, whole.estimate), (load.high, whole.high))
@@ -76,7 +76,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Holds what a step takes for a batch."""
+    """Holds the cost of a step."""
 
     seconds: Interval
     on_thread: float = 1.0  # the share of ``seconds`` after which the step has returned
@@ -99,9 +99,9 @@ def driven(steps: Steps[T], step: Step) -> T:
 
 @dataclass(frozen=True)
 class Loading:
-    """Measures a loader without workers; to be run by `dataloaders.observing.observe`.
+    """Measures a loader without workers, in the process of `dataloaders.observing.observe`.
 
-    torch computes with one thread there, as in a worker. The attributes are arguments of `observe`.
+    torch has one thread there, as in a worker. The attributes are arguments of `observe`, below.
     """
 
     loader: torch.utils.data.DataLoader[Any]
@@ -114,7 +114,7 @@ class Loading:
         steps = observe(self.loader, stepping=False, seconds=self.seconds, keep=self.keep)
         try:
             return driven(steps, lambda batch: None)
-        except CheckError as error:  # raised, it would have torch's text around its own
+        except CheckError as error:  # raising it would wrap its text in torch's
             return error
 
 
@@ -128,9 +128,9 @@ def observe(
 ) -> Steps[Measured]:
     """Measure the batches of ``loader`` for about ``seconds``, in at least two blocks.
 
-    Yields each batch if ``stepping``, and holds copies of some if ``keep``. Errors of the loader
-    pass through. Its workers have ended when this returns, raises or is closed. ``clock`` is the
-    step's; None: that of the device in use.
+    Yields each batch if ``stepping``; keeps copies of some if ``keep``. Errors of the loader are
+    raised. Its workers have ended when this returns, raises or is closed. ``clock`` is the step's;
+    None: that of the device in use.
     """
     now = host_time_of(clock).now
     with _opened(loader) as (feed, workers):
@@ -142,8 +142,8 @@ def observe(
         held = [copied(batch)] if keep else []
         if stepping:
             yield batch
-        # Batches that were made while nobody took any are not the steady state. Without a step the
-        # queue is empty after one batch of each worker; with a step it may stay full.
+        # Batches made before anybody took one are not the steady state. Without a step, the queue
+        # is empty after one batch of each worker; with a step, it may stay full.
         while warmed <= (makers * (loader.prefetch_factor or 0 if stepping else 1) or feed.ahead):
             if now() - began > startup_s + seconds / 3:
                 break
@@ -157,7 +157,7 @@ def observe(
         cpu = time.process_time() + cpu_seconds(processes)
         while len(marks) < 2 or now() - start < seconds:
             taken, begin, began = 0, clock.mark(), now()
-            # Workers that started together may deliver together: a block has batches of all.
+            # Workers that started together may deliver together, so a block has batches of all.
             while taken % max(1, makers) or now() - began < seconds / _BLOCKS:
                 before = now()
                 batch = feed.next()
@@ -169,7 +169,7 @@ def observe(
             marks.append((begin, clock.mark(), taken))
             batch_bytes = max(batch_bytes, nbytes(batch))
             if keep and len(held) < min(_HELD_BATCHES, _HELD_BYTES // max(1, batch_bytes)):
-                held.append(copied(batch))  # between blocks, where the copy costs no measured time
+                held.append(copied(batch))  # between blocks: not in the measured time
         cpu = time.process_time() + cpu_seconds(processes) - cpu
         clock.wait()
         count, mean_wait = len(waits), statistics.fmean(waits)
@@ -191,12 +191,12 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
     most = max(1, min(64, _HELD_BYTES // max(1, nbytes(held[0]))))
     copies, turn, until = 1, 0, math.inf
     blocks: list[tuple[float, int]] = []
-    shares: list[float] = []  # of a block, the time on the thread
+    shares: list[float] = []  # of each block's time that is spent on the thread
     while len(blocks) < _SLOW_BLOCKS + 2 or time.perf_counter() < until:
-        # Copies, made outside the timing: a step may write into its batch or pop its keys.
+        # Copies made outside the timing, since a step may write into its batch or pop its keys.
         batches = [copied(held[(turn + number) % len(held)]) for number in range(copies)]
         turn += copies
-        now = clock or clock_in_use()  # the first step may bring a device up
+        now = clock or clock_in_use()  # the first step may initialise a device
         began, begin = time.perf_counter(), now.mark()
         yield from batches
         returned, end = time.perf_counter() - began, now.mark()
@@ -215,7 +215,7 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
 def _opened(
     loader: torch.utils.data.DataLoader[Any],
 ) -> Iterator[tuple[Feed, Callable[[], list[Any]]]]:
-    """Give the loader's feed, and what returns its workers; end the workers on leaving."""
+    """Give the loader's feed and a function that returns its workers; end them on leaving."""
     known = {child.pid for child in multiprocessing.active_children()}
     made: list[Any] = []
 

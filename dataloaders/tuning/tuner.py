@@ -1,7 +1,7 @@
-"""tune(): measures loading in one process, the step, and then the trials that a search asks for.
+"""Tune a loader: measure loading in one process, the step, then the trials of a search.
 
 tune(loader, step)     calls step(batch) on the batches of every trial
-Tuner(loader).run()    yields them to a loop that exists already: a script's
+Tuner(loader).run()    yields these batches to an existing loop, that of a script
 """
 
 from __future__ import annotations
@@ -64,25 +64,25 @@ def tune(
 ) -> Tuning:
     """Find a small ``num_workers``, ``prefetch_factor`` and ``pin_memory`` that suffice.
 
-    A setting suffices if it reaches 97 % of what ``step`` needs, or of the best rate.
-    ``num_workers`` is doubled while that is 3 % faster. Settings with similar rates are tried three
-    times, in turns, and their medians compared. The smallest that suffices is chosen. The loader
-    keeps its backend.
+    A setting suffices if it reaches 97 % of what ``step`` needs, or of the best rate. Workers are
+    doubled while that is 3 % faster. Settings with similar rates are tried three times, in turns,
+    and their medians compared. The smallest sufficient setting is chosen. The loader keeps its
+    backend.
 
     The loader is not iterated, its samplers and generator are copied, and random states are
-    restored. The dataset is read in other processes only, so that nothing of it is opened here:
-    loading without workers is measured there, the step here, and both are added. For a dataset that
-    no other process can read, nothing is tried. ``step`` really trains.
+    restored. Only other processes read the dataset, so that it opens nothing here: loading without
+    workers is measured there, the step here, and both are added. If no other process can read the
+    dataset, nothing is tried. ``step`` really trains.
 
     Args:
-        loader: any torch DataLoader. One over an iterable dataset is tried with more workers
-            than it has now only if ``max_workers`` is given: a dataset that does not share its
-            samples out among workers yields each of them several times.
-        step: run on every batch of every trial; None copies it to the CUDA device, if there is one.
+        loader: any torch DataLoader. For an iterable dataset, more workers than it has now are
+            tried only if ``max_workers`` is given: a dataset that does not divide its samples among
+            workers yields each of them several times.
+        step: runs on every batch of every trial; None: copies it to the CUDA device, if any.
         budget_s: seconds after which no further trial starts.
         max_workers: the most to try; None: 4 for each usable core, at least 8. Fewer if memory or
             shared memory has no room.
-        remember: keep the choice on disk, where ``num_workers="auto"`` looks it up.
+        remember: whether to keep the choice on disk, where ``num_workers="auto"`` looks it up.
         progress: called before each trial. After a KeyboardInterrupt, ``so_far`` of its last
             argument is the result.
         clock: times trials and the step; None: that of the devices that hold tensors.
@@ -94,8 +94,8 @@ def tune(
         Exception: what the dataset, the collation or the step raises.
 
     Warns:
-        CapacityWarning: the loader's own settings do not fit in shared memory; or memory or
-            shared memory has no room for more workers, which might be faster.
+        CapacityWarning: the loader's own settings do not fit in shared memory, or there is no room
+            in memory or shared memory for more workers, which might be faster.
     """
     if not isinstance(loader, torch.utils.data.DataLoader):
         raise TypeError(
@@ -120,12 +120,12 @@ def tune(
 
 @dataclass
 class Tuner:
-    """Runs one search: exhaust `run`; `result` returns what is known, also before its end."""
+    """Runs one search: exhaust `run`; `result` returns what is known, also before the end."""
 
     loader: torch.utils.data.DataLoader[Any]
     budget_s: float
     _: KW_ONLY
-    stepping: bool = True  # on the batches; else they are only copied to the device
+    stepping: bool = True  # whether the loop has a step; else batches are only copied to a device
     max_workers: int | None = None
     progress: Callable[[Progress], None] | None = None
     clock: Clock | None = None  # see `tune`
@@ -140,7 +140,7 @@ class Tuner:
         self._notes: list[str] = []
         self._reason = ""
         self._batch_bytes = 0
-        self._least_s = 0.0  # what a trial takes at least: a start and two blocks
+        self._least_s = 0.0  # that a trial takes at least: a start and two blocks
         self._need: Interval | None = None
         has_cuda = torch.cuda.device_count() > 0
         pinned = bool(loader.pin_memory) and has_cuda
@@ -153,8 +153,8 @@ class Tuner:
     def run(self, remember: bool = True) -> Steps[Tuning]:
         """Yield batches to a loop whose body is the step; return what was found.
 
-        Everything runs on the loop's thread, when it asks for the next batch. If the loop ends
-        first, close the generator: it ends the workers and restores the random states.
+        Everything runs on the loop's thread while the loop asks for its next batch. If the loop
+        ends early, close the generator, which ends the workers and restores the random states.
         """
         try:
             with random_states_kept(self.loader.generator):
@@ -173,7 +173,7 @@ class Tuner:
         measured = yield from self._with_step(loading)
         alone = self._trial(search.alone, _ALONE, measured, began)
         if self._steps_on:
-            alone = replace(alone, cpu_share=None)  # what the step takes of the cores is not known
+            alone = replace(alone, cpu_share=None)  # the step's share of the cores is not known
         search.add(alone, comparable=self._variants.loads_elsewhere)
         wanted, most = self._find_room(loading)
         self._reason = self._why_no_workers(measured.samples_per_second.estimate)
@@ -243,7 +243,7 @@ class Tuner:
         return loading.followed_by(step)
 
     def _find_room(self, loading: Measured) -> tuple[int, int]:
-        """Return how many workers are wanted, and for how many there is room; set up the search."""
+        """Set up the search; return how many workers are wanted, and for how many there is room."""
         search, loader, wanted = self._search, self.loader, self.max_workers
         if wanted is None:
             wanted = auto.most_workers(self._cores)
@@ -258,8 +258,7 @@ class Tuner:
         search.shm_cap = lambda prefetch: auto.shm_cap(size, prefetch)
         in_shm = search.shm_cap(1)
         search.most = min(wanted, auto.memory_cap(), wanted if in_shm is None else in_shm)
-        # Beside a step one worker overlaps with it; where nothing is known without workers, one
-        # is the first to be tried.
+        # One worker overlaps with a step. If no rate without workers is known, begin with one.
         search.fewest = 1 if self.stepping or not search.rates else 2
         if loading.variation > UNEVEN:
             search.prefetch = LONG_PREFETCH
@@ -270,7 +269,7 @@ class Tuner:
         return wanted, search.most
 
     def _why_no_workers(self, samples_per_second: float) -> str:
-        """Return why workers need not be tried, or ""."""
+        """Return why no workers need be tried, or ""."""
         search, need = self._search, self._need
         rate = f"one process gives {samples_per_second:,.0f} samples/s"
         if self.max_workers == 0:
@@ -367,8 +366,8 @@ class Tuner:
 
     def _warn(self, text: str, stacklevel: int = 6) -> None:
         self._notes.append(text)
-        # Frames above: this, _steps, run, then driven and tune, or what runs a script's loop. The
-        # next one is the line that asked for tuning.
+        # The frames above are _warn, _steps and run, then driven and tune, or what runs a script's
+        # loop. The next one is the line that asked for tuning.
         warnings.warn(text, CapacityWarning, stacklevel=stacklevel)
 
     def _announce(self, settings: Settings, why: str) -> None:
@@ -381,8 +380,8 @@ def _is_workers_fault(error: Exception) -> bool:
     """Return whether the workers failed, and not the user's dataset in a worker.
 
     torch raises an error of the dataset again, with its type and a text that begins with "Caught".
-    Other errors concern the workers: they cannot be sent the dataset, died, hang, or were forked
-    from a process that uses CUDA.
+    Other errors are about workers: the dataset cannot be sent to them, they died, they hang, or
+    they were forked from a process that uses CUDA.
     """
     text = str(error)
     if "Caught " in text:

@@ -1,8 +1,8 @@
-"""Loaders like the given one with other settings; the given one is not changed.
+"""Make loaders like a given one with other settings; the given one is not changed.
 
 The batches of all trials come from one endless stream of indices, drawn from a copy of the loader's
-sampler. So no trial begins with samples that an earlier one has brought into the page cache, and no
-trial ends with a short epoch.
+sampler. So within an epoch no trial reads samples that an earlier one has brought into the page
+cache, and no trial ends with a short epoch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ L = TypeVar("L", bound="torch.utils.data.DataLoader[Any]")
 
 @dataclass(frozen=True)
 class Settings:
-    """The numbers that tuning chooses, by torch's names; printed as arguments of a DataLoader."""
+    """The settings that tuning chooses, by torch's names; printed as arguments of a DataLoader."""
 
     num_workers: int
     prefetch_factor: int | None  # None without workers
@@ -44,10 +44,9 @@ class Settings:
 
 
 def with_settings(loader: L, settings: Settings, **attributes: Any) -> L:
-    """Return a loader of ``loader``'s class with other settings and all else shared.
+    """Return a loader of ``loader``'s class with other settings; all else is shared.
 
-    ``attributes`` are set on it as well, through ``__dict__``, since torch's ``__setattr__``
-    refuses some names.
+    ``attributes`` are set as well, in ``__dict__``, since torch's ``__setattr__`` refuses some.
     """
     state = state_of(loader)
     changed: L = type(loader).__new__(type(loader))
@@ -72,13 +71,13 @@ def backend_of(loader: torch.utils.data.DataLoader[Any]) -> Backend:
 
 
 def inner_name_of(backend: Backend) -> str:
-    """Return the name of the backend that loads the samples, within prefetch the inner one's."""
+    """Return the name of the backend that loads samples: that of the inner one of prefetch."""
     inner = getattr(backend, "inner", backend)
     return inner if isinstance(inner, str) else inner.name
 
 
 class Variants:
-    """Makes loaders for trials: the given one's dataset and collation, samplers of their own.
+    """Makes loaders for trials, with the given one's dataset and collation, and other samplers.
 
     Raises:
         CheckError: the sampler cannot be copied.
@@ -89,7 +88,7 @@ class Variants:
         self._iterable = isinstance(loader.dataset, IterableDataset)
         self._ours = isinstance(loader, DataLoader)
         backend = backend_of(loader)
-        # Whether a process without a device can load samples as this loader does.
+        # Whether a process without a device loads samples as this loader does.
         self.loads_elsewhere = backend.delivers == "host" or inner_name_of(backend) == "stock"
         self._attributes: dict[str, Any] = {"seed": None} if self._ours else {}
         self._indices: _Indices | None = None
@@ -99,13 +98,13 @@ class Variants:
         auto_collation = loader.batch_sampler is not None
         given = loader.batch_sampler if auto_collation else loader.sampler
         one_shot = (given, loader.sampler, getattr(given, "sampler", None))
-        # One deepcopy, so that a generator that both use stays one generator.
+        # One deepcopy, so that a generator shared by both stays shared.
         shared = {id(loader.dataset): loader.dataset}
         try:
             if any(isinstance(one, Iterator) for one in one_shot):
                 raise TypeError("an iterator ends within the first trial")
             sampler, generator = copy.deepcopy((given, loader.generator), shared)
-        except Exception as error:  # a sampler of the user's may refuse in any way
+        except Exception as error:  # a user's sampler may fail in any way
             raise CheckError(
                 f"tune() cannot copy the loader's {type(loader.sampler).__name__} ({error}); give "
                 "the loader a sampler that copy.deepcopy can copy"
@@ -115,10 +114,10 @@ class Variants:
         self._attributes["batch_sampler" if auto_collation else "sampler"] = self._indices
 
     def make(self, settings: Settings, timeout_s: float) -> torch.utils.data.DataLoader[Any]:
-        """Return a loader for one trial; a worker that hangs for ``timeout_s`` ends it."""
+        """Return a loader for one trial, in which a worker may take ``timeout_s`` for a batch."""
         extra = dict(self._attributes)
         if settings.num_workers:
-            # Workers inherit open files, whose offsets their reading must not move.
+            # Workers must not move the offsets of inherited files.
             extra["worker_init_fn"] = _TrialStart(self._loader.worker_init_fn)
             extra["timeout"] = self._loader.timeout or timeout_s
             # An iterable dataset's epochs end inside a trial.
@@ -126,7 +125,7 @@ class Variants:
         return with_settings(self._loader, settings, **extra)
 
     def elsewhere(self, settings: Settings) -> torch.utils.data.DataLoader[Any]:
-        """Return a loader without workers for a process of its own: one that uses no device."""
+        """Return a loader without workers and without a device, for a separate process."""
         extra = {**self._attributes, "pin_memory": False}
         if self._ours:
             own = backend_of(self._loader)
@@ -134,7 +133,7 @@ class Variants:
         return with_settings(self._loader, settings, **extra)
 
     def delivered(self, batch: Batch) -> Batch:
-        """Return a batch of such a loader on the device, or pinned, as the user's loader does."""
+        """Return a batch of that loader, on the device or pinned, as the user's loader does."""
         device = getattr(self._loader, "device", None) if self._ours else None
         if device is not None:
             return to_device(batch, torch.device(device))
@@ -143,14 +142,14 @@ class Variants:
         return batch
 
     def skip(self, batches: int) -> None:
-        """Skip the indices of ``batches``, which another process has drawn from its copy."""
+        """Skip the indices of ``batches`` that another process drew from its copy."""
         if self._indices is not None:
             deque(itertools.islice(self._indices, batches), maxlen=0)
 
 
 @dataclass(frozen=True)
 class _TrialStart:
-    """A worker_init_fn that reopens inherited files, then calls the user's own."""
+    """A worker_init_fn that reopens inherited files, then calls the user's."""
 
     own: Callable[[int], None] | None
 
@@ -161,7 +160,7 @@ class _TrialStart:
 
 
 class _Indices:
-    """An endless stream of indices: each ``iter()`` continues it; a pickled copy starts again."""
+    """An endless stream of indices: ``iter()`` continues it; a pickled copy starts over."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler

@@ -1,8 +1,8 @@
-"""Finds, once the verdict stands, where the time goes and what changes would gain.
+"""Find out, once there is a verdict, where the time goes and what changes would gain.
 
-causes        the order of the search, its time limits; remedies tried with the step
-preparation   samples, timed by calls in a process of their own
-profile       which call a thread is in
-cold          batches whose files were evicted from memory
-settings      settings of the step, tried in turn
+causes        runs the search within its time limits; tries changes with the step
+preparation   times the calls that prepare samples, in a separate process
+profile       samples which call a thread is in
+cold          measures batches whose files were evicted from memory
+settings      tries settings of the step, in turns
 """

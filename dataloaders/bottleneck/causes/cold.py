@@ -1,4 +1,4 @@
-"""The cold block: the loop on samples whose files were evicted from memory, and the same again.
+"""Measure the loop on samples whose files were evicted from memory, then on the same again.
 
 evict ──> block ──> the same block, its files in memory     fetch: the mean difference of a batch
 """
@@ -21,20 +21,20 @@ from dataloaders.specification import own_iteration, view_of
 from dataloaders.tuning.variant import backend_of
 
 _FEWEST = 6
-_STILL_THERE = 0.05  # of a file's pages, at the most, after it was evicted
+_STILL_THERE = 0.05  # of a file's pages at most, after it was evicted
 
 
 def cold_block(
     loader: Any, blocks: Blocks, seen: Prepared, size: int, left_s: float, notes: list[str]
 ) -> Generator[Batch, None, Interval | None]:
-    """Yield the batches; return a batch's seconds for files on the disk, beyond the others.
+    """Yield the batches; return how many seconds longer a batch takes if its files are on disk.
 
     Args:
         loader: reads ``size`` samples a batch.
         blocks: those of the check.
         seen: samples whose files are known.
-        left_s: the most seconds to take, if files on the disk cost nothing.
-        notes: gets the reason if there is no such block.
+        left_s: the seconds that both runs may take, if files on disk cost nothing.
+        notes: gets the reason if nothing is measured.
     """
     files = {file for of in seen.files for file in of} | set(seen.shared)
     if not files or loader.batch_sampler is None:
@@ -60,7 +60,7 @@ def cold_block(
 
 
 def _view(loader: Any, batches: list[list[Any]]) -> Any:
-    """Return the loader with these batches of keys as its epoch."""
+    """Return a view of the loader whose epoch consists of these batches of keys."""
     ahead = 1 if loader.num_workers else None
     return view_of(loader, batch_sampler=batches, persistent_workers=False, prefetch_factor=ahead)
 
@@ -79,7 +79,7 @@ def _timed(view: Any, blocks: Blocks, warm_up: int) -> Generator[Batch, None, li
 
 
 def _evicted(files: list[str]) -> bool:
-    """Evict the files, and return whether none of them has more than a few pages left."""
+    """Evict the files; return whether all have at most a few pages left in memory."""
     try:
         if not all(map(page_cache.tells_truth, files)):
             return False

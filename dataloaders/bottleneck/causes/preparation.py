@@ -1,4 +1,4 @@
-"""The time of preparing a sample, by calls; the files that it reads; the samples that are slow.
+"""Time the preparation of samples by calls; note the files that they read, and slow samples.
 
 this process               a process started as torch starts a worker of the loader (observing)
 observe(loader, Look) ───> dataset[i] x n, collate_fn, pickling for the queue are timed;
@@ -25,14 +25,14 @@ from dataloaders.bottleneck.causes.profile import Profile, is_code
 from dataloaders.measuring.clocks import HostTime
 from dataloaders.observing.opened import files_opened
 
-_FEWEST_BATCHES = 8  # one more for each worker: a cold block needs those
+_FEWEST_BATCHES = 8  # and one more for each worker, which a cold block needs
 _SLOW, _SLOW_FROM_S = 3.0, 1e-3  # times the median sample; and seconds
 _MOST_SLOW = 5
 
 
 @dataclass(frozen=True)
 class Call:
-    """Names one part of preparation."""
+    """Holds the cost of one part of preparation."""
 
     # A transform's class, "decode", "read", "collate", "passing between processes", "pinning", or
     # a function with its file and line.
@@ -47,13 +47,13 @@ class Prepared:
     """Holds what was seen of some samples."""
 
     samples: list[float] = field(default_factory=list)  # seconds of each, in the order of keys
-    chosen: int = 0  # of them, at the beginning, that were asked for
+    chosen: int = 0  # how many of the first samples were asked for by index
     keys: list[Any] = field(default_factory=list)  # indices; none for an iterable dataset
     files: list[list[str]] = field(default_factory=list)  # that each sample opened
     shared: list[str] = field(default_factory=list)  # files that were open or mapped all the time
-    # (index, file, seconds) of samples that take far longer than most, twice in turn.
+    # (index, file, seconds) of samples that took far longer than most, twice in a row.
     slow: list[tuple[Any, str, float]] = field(default_factory=list)
-    cores: float = 1.0  # share of the seconds that needed a core; in the rest, data is waited for
+    cores: float = 1.0  # share of the seconds that needed a core; the rest waits for data
     collate_s: float = 0.0  # of a sample in collation, and in pickling its batch
     pass_s: float = 0.0
     by_call: dict[str, float] = field(default_factory=dict)  # seconds a sample, the dataset's own
@@ -61,11 +61,11 @@ class Prepared:
 
     @property
     def usual(self) -> list[float]:
-        """Return the seconds of the samples that were drawn at random, if there are any."""
+        """Return the seconds of the samples drawn at random; of all if there are none."""
         return self.samples[self.chosen :] or self.samples
 
     def rows(self, *, passing: bool, pin_s: float) -> tuple[Call, ...]:
-        """Return the parts of preparation, the largest first; pinning a sample takes ``pin_s``."""
+        """Return the parts of preparation, largest first; pinning a sample takes ``pin_s``."""
         parts = {**self.by_call, "collate": self.collate_s}
         if passing:
             parts["passing between processes"] = self.pass_s
@@ -82,7 +82,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Look:
-    """Times samples of a dataset; called by `observe`, in a process of its own."""
+    """Times samples of a dataset; `observe` calls it in a separate process."""
 
     collate_fn: Callable[[Any], Any]
     batch: int  # samples of one
@@ -92,13 +92,13 @@ class Look:
     now: Callable[[], float]  # the clock of samples
 
     def __call__(self, dataset: Any) -> Prepared:
-        """Return what is seen; errors of the dataset pass through."""
+        """Return what was seen; errors of the dataset are raised."""
         found, now = Prepared(), self.now
         fetches = self._fetches(dataset)
         waiting: list[Any] = []
         collated = spent = computed = 0.0
         usual = 0
-        next(fetches)[1]()  # it imports and opens things
+        next(fetches)[1]()  # the first sample imports modules and opens files
         until = time.perf_counter() + self.seconds
         opened = files_opened()
         with Profile(Look.__call__) as profile:
@@ -132,7 +132,7 @@ class Look:
         mean = spent / max(1, usual)
         found.by_call = {call: mean * part / looks for call, part in profile.seconds.items()}
         found.cpu |= {call: mean * part / looks for call, part in profile.cpu.items()}
-        if not found.by_call:  # too quick to be seen, or on a clock of its own
+        if not found.by_call:  # too quick to be sampled, or on a simulated clock
             found.by_call = {"samples": mean}
         found.cores = min(1.0, computed / spent) if spent > 0 else 1.0
         found.shared = _held_open()
@@ -140,7 +140,7 @@ class Look:
         return found
 
     def _slow(self, dataset: Any, found: Prepared) -> list[tuple[Any, str, float]]:
-        """Return the slowest samples that are slow again: once may be the machine's doing."""
+        """Return the slowest samples that are slow again; once may be the machine's fault."""
         median = statistics.median(found.usual or [0.0])
         named = zip(found.samples, found.keys, found.files, strict=False)
         slow: dict[Any, tuple[Any, str, float]] = {}
@@ -163,14 +163,14 @@ class Look:
         return self.batch * (_FEWEST_BATCHES + self.workers)
 
     def _fetches(self, dataset: Any) -> Iterator[tuple[Any, Callable[[], Any], bool]]:
-        """Yield the index of a sample, what makes it, and whether it was chosen."""
+        """Yield the index of a sample, the function that makes it, and whether it was asked for."""
         if isinstance(dataset, IterableDataset):
             samples = iter(dataset)
             for _ in range(1 + self._count):
                 yield None, lambda: next(samples), False
             return
         one = self._one(dataset)
-        own = bool(self.first) and not isinstance(self.first[0], int)  # keys of the sampler's kind
+        own = bool(self.first) and not isinstance(self.first[0], int)  # keys of another kind
         half = time.perf_counter() + self.seconds / 2
         for number, key in enumerate(self.first[:1] + self.first):
             if number < 2 or own or time.perf_counter() < half:
@@ -189,7 +189,7 @@ class Look:
         found.cpu["collate"] = found.cpu.get("collate", 0.0) + done_cpu - cpu
         try:
             ForkingPickler.dumps(batch)
-        except Exception:  # torch fails as well when it sends such a batch
+        except Exception:  # torch could not send such a batch either
             return
         found.pass_s += self.now() - done
 

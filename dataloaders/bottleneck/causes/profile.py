@@ -1,8 +1,8 @@
-"""A sampling profile of one thread: seconds by call, under names that a user knows.
+"""Sample the calls of one thread: seconds by call, under names that a user knows.
 
-A call is something that a user can take out: a transform by its class, decoding, reading, a
-function. The sampling thread needs the interpreter's lock, so it sees a long call in C only when
-that call ends. It then counts all the time since its last sample, so that shares are right.
+A call is something that a user can change: a transform by its class, decoding, reading, a function.
+The sampling thread needs the interpreter's lock, so it notices a long call in C only when the call
+ends. It then counts all the time since its last sample, so that shares are right.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INSTALLED = tuple(
     folder + os.sep
     for folder in (
         *{sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")},
-        str(Path(__file__).parents[1]),  # our wrapper of open() is no call of the user's
+        str(Path(__file__).parents[1]),  # our wrapper of open() is not the user's code
     )
 )
 _DECODES = (os.path.join("PIL", "ImageFile.py"), os.path.join("torchvision", "io", ""))
@@ -42,16 +42,16 @@ _READS = tuple(
 
 
 class Profile:
-    """Samples from a thread what this thread does while ``watching``: seconds by call.
+    """Samples what this thread does while ``watching``, from another thread.
 
     Attributes:
-        watching: whether what this thread does counts.
+        watching: whether this thread's time counts now.
         seconds: by call.
-        cpu: CPU seconds of this thread by call; empty on systems that do not report them.
+        cpu: CPU seconds by call; empty on systems that do not report them.
     """
 
     def __init__(self, outermost: Callable[..., object]) -> None:
-        self._outermost = outermost.__code__  # the frames outside of it are ours
+        self._outermost = outermost.__code__  # frames outside of it are ours
         self.watching = False
         self.seconds: dict[str, float] = defaultdict(float)
         self.cpu: dict[str, float] = defaultdict(float)
@@ -105,7 +105,7 @@ def _call_of(frame: FrameType | None, outermost: CodeType) -> str:
     codes = [each.f_code for each in stack if each.f_code.co_filename != __file__]
     own = [code for code in codes if not is_code(code.co_filename, "")]
     if not own:
-        return "read"  # a library's dataset
+        return "read"  # the code of a library's dataset
     # The function that the dataset calls says more than those inside it, or __getitem__ itself.
     code = next((code for code in reversed(own) if code.co_name not in _FETCHES), own[0])
     return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"

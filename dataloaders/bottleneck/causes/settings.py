@@ -1,4 +1,4 @@
-"""Measures the gain of settings that findings name: the step with each, and as it is, in turn.
+"""Measure the gain of settings that findings name: run the step as it is and with each, in turns.
 
 round     plain │ autocast │ matmul-precision …     blocks of the step alone
 """
@@ -29,17 +29,17 @@ class TriedSettings:
         self._watch = watch
         self._gains: dict[str, Interval] = {}
         self._tried: str | None = None  # the setting under which the step runs now
-        self._untried: dict[str, str] = {}  # settings without a figure, and why
+        self._untried: dict[str, str] = {}  # settings that could not be measured, and why
 
     def failed(self, error: BaseException) -> bool:
-        """Return whether a setting that is tried made the step fail; it is then left out."""
+        """Return whether the step failed under a setting that is being tried; leave it out."""
         if self._tried is None or not isinstance(error, Exception):
             return False
         self._untried[self._tried] = f"; not measured: {last_line(error)}"
         return True
 
     def of(self, found: Sequence[Finding]) -> tuple[Finding, ...]:
-        """Return the findings with the gain of their settings, or why that is not known."""
+        """Return the findings with the gain of their setting, or why it was not measured."""
         return tuple(
             replace(
                 one,
@@ -50,7 +50,7 @@ class TriedSettings:
         )
 
     def find(self, found: Sequence[Finding], facts: Facts) -> Iterator[Batch]:
-        """Yield blocks of the step alone, as it is and with each setting that a finding names."""
+        """Yield blocks of the step alone: as it is, and with each setting that a finding names."""
         wanted = {one.name for one in found} - self._gains.keys() - self._untried.keys()
         names = [name for name in TOGGLES if name in wanted]
         most_s = _SHARE * self._blocks.schedule.budget_s
@@ -69,7 +69,7 @@ class TriedSettings:
                 ran = yield from self._block(name, facts, max(0.1, until - now()))
                 if ran is not None:
                     rounds[-1][name] = ran.per_batch
-        for name in names:  # the first round chose kernels
+        for name in names:  # without the first round, which chose kernels
             saved = [one[None] - one[name] for one in rounds[1:] if one.keys() >= {None, name}]
             if len(saved) > 1 and name not in self._untried:
                 self._gains[name] = mean_of(saved)
@@ -78,7 +78,7 @@ class TriedSettings:
         self, name: str | None, facts: Facts, left_s: float
     ) -> Generator[Batch, None, BlockTimes | None]:
         """Yield a block of the step alone, under setting ``name``; None: as it is."""
-        # Under another name, so that the timeline does not show its steps as synthetic.
+        # Under another name, so that the timeline does not show these steps as synthetic.
         (arm,) = (replace(arm, name="advised") for arm in ARMS if arm.name == "synthetic")
         block = self._blocks.run(arm, left_s)
         self._tried = name
@@ -88,7 +88,7 @@ class TriedSettings:
             try:
                 toggle = TOGGLES[name](facts, self._watch) if name else nullcontext(nullcontext)
                 around_step = stack.enter_context(toggle)
-            except Exception as error:  # such as no memory for weights in another order
+            except Exception as error:  # such as no memory for rearranged weights
                 self.failed(error)
             while name not in self._untried:
                 try:

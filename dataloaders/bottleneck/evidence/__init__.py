@@ -1,4 +1,4 @@
-"""From measured blocks to a verdict.
+"""Derive a verdict from measured blocks.
 
 blocks ──corrections──> blocks that compare ──estimates──> real / synthetic ──verdict──> its name
 """

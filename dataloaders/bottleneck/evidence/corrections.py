@@ -1,9 +1,9 @@
-"""Corrects blocks for known effects, before arms are compared.
+"""Correct blocks for known effects before arms are compared.
 
-a wait for another loader         input in real blocks; no part of the step in the others
-a shape that the step sees first  its segment is left out, if steps take longer on new shapes
-batches that vary in size         the time of each segment is moved to the usual size
-the start of an epoch             its segment is left out, and shared by the epoch's batches
+a wait for another loader         counts as input in real blocks, and not at all in the others
+a shape that is new to the step   its segment is left out, if steps take longer on new shapes
+batches that vary in size         times are corrected to the size of a usual batch
+the start of an epoch             its segment is left out; its time is divided among the batches
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Corrected:
     """Holds corrected blocks.
 
     Attributes:
-        rounds: complete ones, with the same arms in each.
+        rounds: complete rounds, with the same arms in each.
         part: the blocks of incomplete rounds.
-        left_out: real steps that were left out because their shape was new to the step.
-        starts: seconds of the first real step of each epoch, where these steps are left out.
-        whole_epochs: whether segments contain the starts of epochs already: they are whole epochs,
-            or starting an epoch takes no time of its own.
+        left_out: how many real steps were left out because their shape was new to the step.
+        starts: seconds of the first real step of each epoch, if these steps are left out.
+        whole_epochs: whether segments already contain the starts of epochs: they are whole epochs,
+            or starting one takes no time of its own.
     """
 
     rounds: list[Round]
@@ -91,7 +91,7 @@ def corrected(rounds: Sequence[Round], part: Round, loop: Loop) -> Corrected:
                     left_out += each.steps
                     if parallel or asynchronous:
                         continue
-                    # Its wait counts, and its step counts as a usual one.
+                    # Its wait counts; its step counts as a usual one.
                     each = each._replace(seconds=each.waited + step_s * each.steps)
                 seconds = each.seconds - slope * (each.nbytes - usual_size * each.steps)
                 waited = each.waited if real else 0.0
@@ -99,8 +99,8 @@ def corrected(rounds: Sequence[Round], part: Round, loop: Loop) -> Corrected:
                     waited += each.elsewhere * real
                     seconds -= each.elsewhere * (not real)
                 elif arm == "contended":
-                    # A batch is ready, but dropping waits if it is not the next in order: that
-                    # wait is no contention.
+                    # Dropping a ready batch waits if it is not the next one in order. That wait is
+                    # not contention.
                     seconds = max(seconds - each.waited, min(seconds, step_s * each.steps))
                 segments.append(each._replace(seconds=seconds, waited=waited))
             if segments:
@@ -128,7 +128,7 @@ def per_step(segments: Sequence[Segment]) -> float:
 
 
 def _with_contended(one: Round) -> Round:
-    """Return a round with the steps of its real block, without their waits, as "contended"."""
+    """Return a round with "contended": the steps of its real block without their waits."""
     if "real" not in one or not one["real"].segments:
         return one
     own = [each._replace(seconds=each.seconds - each.waited) for each in one["real"].segments]
@@ -136,7 +136,7 @@ def _with_contended(one: Round) -> Round:
 
 
 def _pays_for_new_shapes(rounds: Sequence[Round], asynchronous: bool) -> bool:
-    """Whether a step takes clearly longer on a shape that it sees for the first time."""
+    """Whether a step takes clearly longer on a shape that is new to it."""
     real = segments_of(rounds, "real")
     if not asynchronous:
         real = [one._replace(seconds=one.seconds - one.waited) for one in real]
@@ -146,7 +146,7 @@ def _pays_for_new_shapes(rounds: Sequence[Round], asynchronous: bool) -> bool:
 
 
 def _cost_of_bytes(rounds: Sequence[Round]) -> tuple[float, float]:
-    """Return seconds per byte, by least squares over resident steps, and bytes of a usual batch."""
+    """Return seconds per byte, by least squares over resident steps, and a usual batch's bytes."""
     resident = segments_of(rounds, "synthetic")
     usual = segments_of(rounds, "real") or resident
     sizes = np.array([one.nbytes / one.steps for one in resident])

@@ -1,10 +1,10 @@
-"""Estimates of real / synthetic from corrected blocks; the report names the one that it uses.
+"""Estimate real / synthetic from corrected blocks; a report names the estimate that it uses.
 
-blocks   real / synthetic, whole rounds resampled
-steps    the same, segments resampled: for few rounds on a device's clock
-waits    1 + wait in next() / step + contention: the wait of a real step is measured to the
-         microsecond. On the host's clock it is lost time. On a device's clock it is the most
-         that can be lost, so there it supports "step-bound" only.
+blocks   real / synthetic, with whole rounds resampled
+steps    the same with segments resampled: for few rounds on a device's clock
+waits    1 + wait in next() / step + contention. A real step's wait is measured to the microsecond.
+         On the host's clock it is lost time. On a device's clock it is the most that can be lost,
+         so there it supports only "step-bound".
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from dataloaders.measuring.intervals import (
 Evidence: TypeAlias = Literal["blocks", "steps", "waits"]
 Array: TypeAlias = npt.NDArray[np.float64]
 
-# Interleaved blocks of the same arm differ by as much (placement in memory, clock, the measuring
-# itself): no interval is narrower than this share of its estimate.
+# No interval is narrower than this share of its estimate: interleaved blocks of one arm differ by
+# that much, because of placement in memory, clocks and the measuring itself.
 RESOLUTION = 0.01
 
-_HELD_FROM = 0.005  # on every machine a process waits that long for a core
+_HELD_FROM = 0.005  # on any machine, a process waits for a core for this share of the time
 _FEWEST_SEGMENTS = 2
 _FEWEST_ROUNDS = 4
 _MOST_UNITS = 200
 _TRIMMED = 0.1
 _TRIMMED_OF_A_BLOCK = 0.25
-_ALONE_FROM_S = 0.005  # shorter steps are slower after loading, which uses the CPU's caches
+_ALONE_FROM_S = 0.005  # shorter steps are slower after loading, which fills the CPU's caches
 _SLOW_FROM_S = 0.05
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Holds draws and means of each arm's seconds a batch, and the bound, real / synthetic."""
+    """Holds the bound, real / synthetic, and draws and means of each arm's seconds a batch."""
 
     evidence: Evidence
     bound: Interval
@@ -77,7 +77,7 @@ class _EpochStarts:
     length: int
 
     def beyond(self, usual: Array) -> Array:
-        """Return draws of the seconds a batch that starts add to the ``usual`` ones of a step."""
+        """Return draws of the seconds a batch that starts take beyond a ``usual`` step."""
         if not self.seconds:
             return np.zeros_like(usual)
         seconds = np.array(self.seconds)
@@ -99,7 +99,7 @@ def estimates_of(found: Corrected, loop: Loop) -> list[Estimate]:
         estimates.append(_by_difference("blocks", blocks, starts, asynchronous, len(rounds)))
     segments = {arm.name: segments_of(everything, arm.name) for arm in ARMS}
     step_s = per_step(segments["synthetic"])
-    # If steps are slow there are few of them, and those of the warm-up count as well.
+    # Slow steps are few, so those of the warm-up count as well.
     for arm in ("synthetic", "contended"):
         if segments[arm] and not asynchronous and step_s > _SLOW_FROM_S:
             warm_up = [seconds for one in everything if arm in one for seconds in one[arm].warm_up]
@@ -109,7 +109,7 @@ def estimates_of(found: Corrected, loop: Loop) -> list[Estimate]:
     if whole_turn and min(len(segments["synthetic"]), len(segments["real"])) >= _FEWEST_SEGMENTS:
         if asynchronous:
             units = {arm: _units(those) for arm, those in segments.items() if those}
-            # Neighbouring segments share the state of the queue: two count as one observation.
+            # Neighbouring segments share the queue's state: two of them count as one observation.
             count = max(2, min(len(those) for those in units.values()) // 2)
             estimates.append(_by_difference("steps", units, starts, asynchronous, count))
             if not loop.ranks and (segments["contended"] or not loop.parallel):
@@ -118,10 +118,10 @@ def estimates_of(found: Corrected, loop: Loop) -> list[Estimate]:
                 estimates.append(_bounded_by_waits(segments, most, estimates[0]))
         else:
             by_waits = _by_waits(segments, starts, alone=alone, rounds=rounds, turn=loop.turn)
-            # Without workers the wait is the whole gap: this is then the best estimate.
+            # Without workers the wait is the whole gap, and this is the best estimate.
             estimates.insert(0 if alone else len(estimates), by_waits)
     if len(estimates) > 1 and len(rounds) < _FEWEST_ROUNDS:
-        # Two or three blocks agree by chance too often; single steps are better evidence.
+        # Two or three rounds agree by chance too often; single steps are better evidence.
         estimates = [one for one in estimates if one.evidence != "blocks"]
     if asynchronous:
         estimates = [_with_waits_elsewhere(one, segments["synthetic"]) for one in estimates]
@@ -135,7 +135,7 @@ def _by_difference(
     asynchronous: bool,
     count: int,
 ) -> Estimate:
-    """Compare real and synthetic: rounds resampled as wholes, or each arm's segments."""
+    """Compare real and synthetic; resample whole rounds, or the segments of each arm."""
     means: dict[str, float] = {}
     draws: dict[str, Array] = {}
     for seed, (arm, those) in enumerate(units.items()):
@@ -154,9 +154,9 @@ def _ratio(units: Array, column: int, seed: int) -> tuple[float, Array]:
 
 
 def _slower(beside: Array, each: Array) -> tuple[float, Array]:
-    """Return how much slower steps are beside the loader's work, and draws of that.
+    """Return how many seconds slower steps are while the loader works, and draws of that.
 
-    Means are trimmed: a few steps that the machine disturbed must not count as contention.
+    Means are trimmed, because a few steps that the machine disturbed are not contention.
     """
     beside, each = beside[:, 0] / beside[:, 1], each[:, 0] / each[:, 1]
     draws = _trimmed(picked(beside, 2)) - _trimmed(picked(each, 3))
@@ -171,13 +171,13 @@ def _by_waits(
     rounds: Sequence[Round],
     turn: int,
 ) -> Estimate:
-    """Add wait and contention to the step, on the host's clock."""
-    # Workers deliver in turn: if waits repeat themselves with each turn, whole turns differ less.
+    """Estimate the loop on the host's clock: the step, its wait and contention."""
+    # Workers deliver in turn. If waits repeat with each turn, whole turns differ less.
     units = (_units(segments["real"], each) for each in (1, turn))
     real = min(units, key=lambda one: _ratio(one, 2, 0)[1].std())
     resident = _units(segments["synthetic"])
     wait, waited = _ratio(real, 2, 0)
-    own = real.copy()  # the steps of real blocks, without their waits
+    own = real.copy()  # real steps without their waits
     own[:, 0] -= own[:, 2]
     if segments["contended"]:
         own = _units(segments["contended"])
@@ -194,7 +194,7 @@ def _by_waits(
             if "contended" in one and one["contended"].segments and one["synthetic"].segments
         ]
         if len(pairs) >= _FEWEST_ROUNDS:
-            # Another process disturbs a whole block: its steps are not independent observations.
+            # Another process may disturb a whole block: its steps are no independent observations.
             by_round = picked(np.array(pairs), 4).mean(axis=1)
             if by_round.std() > slower_draws.std():
                 slower, slower_draws, clustered = float(np.mean(pairs)), by_round, len(pairs)
@@ -209,17 +209,17 @@ def _by_waits(
             means[arm], draws[arm] = _ratio(_units(segments[arm]), 0, seed)
     count = min(len(own), len(resident), 2 * len(real), 2 * clustered)
     if float(waited.std()) > max(float(step_draws.std()), float(slower_draws.std())):
-        count = min(count, _effective(real[:, 2]))  # the waits are what varies most
+        count = min(count, _effective(real[:, 2]))  # the waits vary most
     found = _estimate("waits", draws, means, count)
     if alone:
         return found
-    # No step is faster beside workers than alone: at least its wait is lost.
+    # Workers make no step faster, so at least its wait is lost.
     sure = 1 + ratio_draws(real[:, 2], real[:, 0] - real[:, 2], 0)
     mean = 1 + float(real[:, 2].sum() / (real[:, 0] - real[:, 2]).sum())
     least = interval_of(mean, sure, len(real), RESOLUTION * mean)
     bound = found.bound
     if bound.low < least.low:
-        # The lower end is certain then, and all of the 5 % are for the upper one.
+        # Then the lower end is certain, and the upper one gets all of the 5 %.
         bound = interval_of(
             bound.estimate, draws["real"] / step_draws, count, RESOLUTION, tails=(5, 95)
         )
@@ -231,7 +231,7 @@ def _by_waits(
 def _bounded_by_waits(
     segments: Mapping[str, list[Segment]], starts: _EpochStarts, known: Estimate
 ) -> Estimate:
-    """Bound the gap on a device's clock by the host's waits, contention and the copy."""
+    """Bound the gap on a device's clock from above: the host's waits, contention and the copy."""
     real, resident = _units(segments["real"]), _units(segments["synthetic"])
     (step, step_draws), (wait, waited) = _ratio(resident, 0, 1), _ratio(real, 2, 0)
     most = 1 + (waited + starts.beyond(waited)) / step
@@ -251,10 +251,10 @@ def _bounded_by_waits(
 
 
 def _with_waits_elsewhere(found: Estimate, resident: Sequence[Segment]) -> Estimate:
-    """Widen the bound for waits for other loaders, which are in every arm.
+    """Widen the bound by the waits for other loaders, which are part of every arm.
 
-    On a device's clock "synthetic" contains such a wait as well, and how much of it the device
-    hides is not known: without it the step may be shorter by as much.
+    On a device's clock, "synthetic" contains these waits as well. The device may hide any part of
+    them, so without them the step may be shorter by as much.
     """
     elsewhere = sum(one.elsewhere for one in resident) / max(1, sum(one.steps for one in resident))
     step = found.means["synthetic"]
@@ -265,9 +265,9 @@ def _with_waits_elsewhere(found: Estimate, resident: Sequence[Segment]) -> Estim
 def undisturbed(found: Estimate, rounds: Sequence[Round], loop: Loop) -> Estimate:
     """Widen the bound to include its value on a machine without other processes.
 
-    There the step may be shorter by the time for which it was held up. Workers may be no quicker:
-    if they were busy for a share of the time, a batch may still take them that share of its time.
-    On a device's clock, delays of the host are hidden more in resident blocks than in real ones.
+    There the step may be shorter by the time for which it was held up, while workers may be no
+    quicker: if they were busy for a share of the time, a batch may still take that share of it. On
+    a device's clock, resident blocks hide delays of the host better than real ones.
     """
     real = [one["real"] for one in rounds if "real" in one]
     held, held_real = (held_share(rounds, arm) for arm in ("synthetic", "real"))
@@ -287,7 +287,7 @@ def undisturbed(found: Estimate, rounds: Sequence[Round], loop: Loop) -> Estimat
 
 
 def held_share(rounds: Sequence[Round], arm: str) -> float:
-    """Return the share of an arm's time for which other processes may have held up the step."""
+    """Return the share of an arm's time in which other processes may have held up the step."""
     blocks = [one[arm] for one in rounds if arm in one]
     seconds = sum(one.seconds for one in blocks)
     share = sum(one.held for one in blocks) / seconds if seconds > 0 else 0.0
@@ -309,15 +309,15 @@ def _stalls(seconds: Mapping[str, object]) -> dict[str, Array]:
     for arm in ARMS:
         if arm.stall is not None and arm.name in seconds:
             own = np.asarray(seconds[arm.name]) - synthetic
-            # No part can exceed the whole, although an arm may be slower than the real loop, in
-            # which the loader is idle between batches.
+            # An arm may be slower than the real loop, in which the loader is idle between batches;
+            # a part cannot exceed the whole.
             stalls[arm.stall.name] = np.minimum(own, left)
             left = left - stalls[arm.stall.name]
     return {**stalls, "prep": left}
 
 
 def _units(segments: Sequence[Segment], turn: int = 1) -> Array:
-    """Return (seconds, steps, waited) for each ``turn`` of segments; for more if very many."""
+    """Return (seconds, steps, waited) of each ``turn`` of segments, or of longer runs if many."""
     values = np.array([(one.seconds, one.steps, one.waited) for one in segments], dtype=np.float64)
     turns = int(values[:, 1].sum()) // turn
     count = min(_MOST_UNITS, len(values), turns if turns > 1 else len(values))
@@ -330,16 +330,16 @@ def _steps_of(block: BlockTimes) -> Array:
 
 
 def _trimmed(values: Array, share: float = _TRIMMED) -> Array:
-    """Return the mean along the last axis without ``share`` of it at either end."""
+    """Return the mean along the last axis, without ``share`` of the values at either end."""
     cut = int(values.shape[-1] * share)
     ordered = np.sort(values, axis=-1)
     return np.asarray(ordered[..., cut : values.shape[-1] - cut].mean(axis=-1))
 
 
 def _effective(values: Array) -> int:
-    """Return the effective number of observations (Kish): few if a few values make up the sum.
+    """Return Kish's effective number of observations: small if a few values make up the sum.
 
-    Few steps hardly show the tail of heavy-tailed waits.
+    A few steps hardly show the tail of heavy-tailed waits.
     """
     squares = float((values**2).sum())
     return max(2, round(float(values.sum()) ** 2 / squares)) if squares else len(values)

@@ -1,7 +1,7 @@
-"""From measured blocks to a verdict that its interval supports.
+"""Derive from measured blocks the verdict that their interval supports.
 
 speed-up bound = real / synthetic
-    low  >= 1.05  the input costs at least 5 %; the largest stall names the verdict
+    low  >= 1.05  input costs at least 5 %: the largest stall names the verdict
     high <= 1.08  no change of the input gains more than 8 %: step-bound
     otherwise     inconclusive
 """
@@ -36,23 +36,23 @@ STEP_BOUND_UP_TO = 1.08
 _CAUSE_SUPPORT = 0.95
 _ENOUGH_HALF_WIDTH = 0.02
 _ENOUGH_SHARE_OF_GAP = 0.15
-_LEAST = 0.95  # no loop is faster than its step alone; below, the machine has changed
-_WIDEST = 3.0  # high / low of an interval that is worth printing
+_LEAST = 0.95  # no loop is faster than its step alone; lower, and the machine has changed
+_WIDEST = 3.0  # the largest high / low of an interval that is printed
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Holds what the blocks so far show; for the fields that `Report` has too, see there."""
+    """Holds what the blocks so far show; `Report` explains the fields that it has, too."""
 
     verdict: Verdict = "inconclusive"
     evidence: Evidence | None = None
-    speedup_bound: Interval | None = None  # also None if it is too wide to be worth printing
+    speedup_bound: Interval | None = None  # also None if it is too wide to print
     seconds_per_batch: Mapping[str, Interval] = field(default_factory=dict)
     stalls: Mapping[str, Interval] = field(default_factory=dict)
     smallest_gap: float | None = None  # half the interval's width over its estimate
     precise: bool = False  # whether there is a verdict, and the interval is narrow
     left_out: int = 0  # real steps, because their shape was new to the step
-    held: float = 0.0  # share of an arm's time for which other processes may have held it up
+    held: float = 0.0  # share of an arm's time in which other processes may have held it up
 
 
 def analyse(rounds: Sequence[Round], *, part: Round | None = None, **facts: Any) -> Analysis | None:
@@ -103,14 +103,14 @@ def analyse(rounds: Sequence[Round], *, part: Round | None = None, **facts: Any)
 
 
 def _says_something(bound: Interval) -> bool:
-    """Whether an interval is worth printing, unlike 0.04 to 8555, or one far below 1."""
+    """Whether an interval is worth printing: not too wide (0.04 to 8555), nor far below 1."""
     return bound.low > 0 and bound.high / bound.low <= _WIDEST and bound.high >= _LEAST
 
 
 def name(
     bound: Interval, stall_draws: Mapping[str, Array], stall_means: Mapping[str, float]
 ) -> Verdict:
-    """Return the verdict that ``bound`` supports; a gap gets the name of its largest stall."""
+    """Return the verdict that ``bound`` supports; the largest stall names a gap."""
     if bound.low < BOUND_FROM:
         return "step-bound" if bound.high <= STEP_BOUND_UP_TO else "inconclusive"
     cause = max(stall_means, key=lambda stall: stall_means[stall])
@@ -119,7 +119,7 @@ def name(
     if support >= _CAUSE_SUPPORT:
         return next(stall.verdict for stall in STALLS if stall.name == cause)
     # The gap may be certain although its largest cause is not. Preparation and contention are both
-    # the loader's work on the CPU: their common name is input-bound.
+    # the loader's work on the CPU, so input-bound covers both.
     if stall_means["transfer"] < min(stall_means["prep"], stall_means["contention"]):
         return "input-bound"
     return "inconclusive"
