@@ -58,12 +58,14 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
         with children_run_by(in_child) as children, measuring.watched():
             outcome = run_shown(target, args, measuring.line, measuring.shows)
         status = None if measuring.checks else measuring.status_of_child()
-        children.end()
+        for child in children:
+            if child.is_alive():
+                child.terminate()
     if measuring.checks:
         return measuring.conclude(outcome)
     if status is not None:
         return status
-    return no_loader(measuring.takeover, outcome, len(children.started))
+    return no_loader(measuring.takeover, outcome, len(children))
 
 
 def _check_in_child(

@@ -9,7 +9,7 @@ from dataloaders import registry
 from dataloaders.cli.running import refuse_unfit
 from dataloaders.loader import BACKEND_VARIABLE
 from dataloaders.scripts.loops import replaced_iter
-from dataloaders.scripts.switch import BackendSwitch
+from dataloaders.scripts.switch import switched
 from dataloaders.scripts.target import Target
 
 
@@ -20,7 +20,7 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     if backend != "auto":  # a wrong name or a missing package is an error before the script starts
         registry.load(backend)
     os.environ[BACKEND_VARIABLE] = backend
-    with replaced_iter(BackendSwitch(explain=options.explain)):
+    with replaced_iter(switched(explain=options.explain)):
         outcome = target.run(args)
     outcome.show_error()
     return outcome.status

@@ -12,7 +12,6 @@ import functools
 import multiprocessing.process
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -23,36 +22,25 @@ Run = Callable[..., None]
 """Called in the child with the target, its positional arguments and its keyword arguments."""
 
 
-@dataclass
-class Children:
-    """Lists the processes that a program started, in order."""
-
-    started: list[multiprocessing.process.BaseProcess] = field(default_factory=list)
-
-    def end(self) -> None:
-        """Terminate the processes that still run."""
-        for child in self.started:
-            if child.is_alive():
-                child.terminate()
-
-
 @contextmanager
-def children_run_by(run: Run) -> Iterator[Children]:
-    """Inside: a process that the program starts calls ``run``, which must be picklable."""
-    children = Children()
+def children_run_by(run: Run) -> Iterator[list[multiprocessing.process.BaseProcess]]:
+    """In the block, processes that the program starts call ``run``, which must be picklable.
+
+    Gives the list of these processes, in order.
+    """
     process: Any = multiprocessing.process.BaseProcess
-    start = process.start
+    started, start = list[multiprocessing.process.BaseProcess](), process.start
 
     def watched_start(self: Any) -> None:
         target = self._target
         module = f"{getattr(target, '__module__', '')}."
         if target is not None and not module.startswith(_NOT_THE_PROGRAMS):
             self._target = functools.partial(_run_by, run, target)
-            children.started.append(self)
+            started.append(self)
         start(self)
 
     with mock.patch.object(process, "start", watched_start):
-        yield children
+        yield started
 
 
 def _run_by(run: Run, target: Callable[..., object], *args: Any, **options: Any) -> None:
