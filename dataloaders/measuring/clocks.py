@@ -132,8 +132,8 @@ def clock_in_use() -> Clock:
     """
     kind = torch.accelerator.current_accelerator()
     # MPS needs no initialisation.
-    ready = kind and getattr(torch.get_device_module(kind), "is_initialized", lambda: True)
-    if not (kind and ready and ready()):
+    module: Any = None if kind is None else torch.get_device_module(kind)
+    if kind is None or not getattr(module, "is_initialized", lambda: True)():
         return HostClock()
     current, count = torch.accelerator.current_device_index(), torch.accelerator.device_count()
     used = [n for n in range(count) if n == current or torch.accelerator.memory_allocated(n)]
