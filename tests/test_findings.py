@@ -1,13 +1,16 @@
 """Findings about the step: each is provoked by a step of its own and absent in a clean one."""
 
 import itertools
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -72,7 +75,7 @@ def test_debugging_that_was_left_on_is_found_under_every_verdict():
     assert all(one.name == "debugging" and one.anyway for one in findings)
     places = {one.message.partition(" is on")[0]: str(one.where) for one in findings}
     assert set(places) == {"anomaly detection", "a profiler", "gradcheck"}
-    assert "test_findings.py:" in places["gradcheck"]
+    assert all("test_findings.py:" in where for where in places.values())
 
 
 def test_an_operator_in_one_watched_step_only_is_not_found():
@@ -97,6 +100,32 @@ def test_an_operator_in_each_accumulation_cycle_is_found(every, found):
     for one in findings:
         assert "writes zeros over 16 bytes of gradients" in one.message
         assert "Use parameter.grad = None, https://" in one.source
+        assert "test_findings.py:" in one.where
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_gradients_that_ddp_reduces_before_the_last_batch_of_a_cycle(waits, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the next line sets one for good
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, calls = nn.parallel.DistributedDataParallel(nn.Linear(8, 1)), itertools.count(1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(batch):
+            last = next(calls) % 2 == 0
+            with model.no_sync() if waits and not last else nullcontext():
+                model(batch).mean().backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        findings = checked(step).findings
+    finally:
+        dist.destroy_process_group()
+    assert [one.name for one in findings] == ["accumulation"] * (not waits)
+    for one in findings:
+        assert "in each backward pass, and the optimizer steps after 2: " in one.message
         assert "test_findings.py:" in one.where
 
 
@@ -268,6 +297,8 @@ def test_findings_about_the_whole_step_have_the_line_of_its_first_operator(monke
 
     on_cuda = {"device": "cuda", "flops": SINGLE, "half": torch.bfloat16, "tf32": True}
     facts = watched(step)
+    assert facts.flops["cpu", torch.float32, "product"] == 2 * 300**3
+    assert facts.threads == torch.get_num_threads()
     findings = findings_of(replace(facts, **on_cuda))
     assert [one.name for one in findings] == ["autocast", "matmul-precision",
         "convolution-precision", "autotuner", "channels-last"]  # fmt: skip
