@@ -11,7 +11,7 @@ import pytest
 
 from mutants.points import mutants
 from mutants.run import changed, main, read, versions
-from mutants.tree import ROOT, swappable
+from mutants.tree import ROOT
 
 BEFORE = """
 def first(rows, size):
@@ -58,22 +58,6 @@ def test_the_mutants_of_a_function_and_their_keys() -> None:
     assert len({each.key for each in twice}) == len(twice)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified name")
-def test_only_functions_are_swapped_in_place() -> None:
-    text = """LIMIT = 2
-class Rows:
-    size: int = 3
-
-    def half(self):
-        return self.size // 2
-"""
-    assert list(swappable(text, text.replace("// 2", "* 2"), "a.py")) == ["Rows.half"]
-    for before, after in (("LIMIT = 2", "LIMIT = 3"), ("int = 3", "int = 4")):
-        assert not swappable(text, text.replace(before, after), "a.py")
-    twice = text + "\n    def half(self):\n        return 0\n"
-    assert not swappable(twice, twice.replace("// 2", "* 2"), "a.py")
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
 def test_each_broken_version_fails_its_tests() -> None:
@@ -95,9 +79,6 @@ class Played:
 
     def of(self, source: str) -> str:
         return "passed" if self.word in source else "failed"
-
-    def end(self) -> None:
-        pass
 
 
 def test_a_change_that_no_test_notices_fails_the_run_until_it_is_written_down(

@@ -12,8 +12,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +55,9 @@ def main(tree: Tree, words: Sequence[str], baseline: Path = _FOLDER / "baseline.
 
 def _is_noticed(tree: Tree, version: dict[str, Any]) -> bool:
     source = changed(version)
-    with _passing(tree, version["tests"], version["file"]) as tests:
-        outcome = tests.of(source) if tests else "not tried"
-    noticed = outcome == "failed" or (outcome == "hung" and version.get("hangs", False))
+    tests = _passing(tree, version["tests"], version["file"])
+    outcome = tests.of(source) if tests else "not tried"
+    noticed = outcome in ("failed", "hung")
     print(f"{'noticed' if noticed else 'NOT NOTICED'} ({outcome}): {version['name']}", flush=True)
     return noticed
 
@@ -74,16 +73,16 @@ def _are_known(
     known = json.loads(baseline.read_text()).get(name, {}) if baseline.exists() else {}
     before = known.get("survivors", {})
     counts, survived = Counter[str](), {}
-    with _passing(tree, tests, f"{name}.py") as passing:
-        if passing is None:
-            return False
-        for each in picked:
-            outcome = passing.of(each.source)
-            counts[outcome] += 1
-            if outcome == "passed":
-                survived[each.key] = str(each)
-                new = "" if each.key in before else "NEW "
-                print(f"  {new}survivor {each.key}, {each}", flush=True)
+    passing = _passing(tree, tests, f"{name}.py")
+    if passing is None:
+        return False
+    for each in picked:
+        outcome = passing.of(each.source)
+        counts[outcome] += 1
+        if outcome == "passed":
+            survived[each.key] = str(each)
+            new = "" if each.key in before else "NEW "
+            print(f"  {new}survivor {each.key}, {each}", flush=True)
     said = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
     print(f"{name}: {len(picked)} mutants, {said}", flush=True)
     if not options.renew:
@@ -97,18 +96,13 @@ def _are_known(
     return True
 
 
-@contextmanager
-def _passing(tree: Tree, names: list[str], file: str) -> Iterator[Tests | None]:
-    """Give the tests of the unchanged tree; None if they do not pass."""
+def _passing(tree: Tree, names: list[str], file: str) -> Tests | None:
+    """Return the tests of the unchanged tree; None if they do not pass."""
     tests = tree.tests(names, file)
-    try:
-        if tests.unchanged == "passed":
-            yield tests
-        else:
-            print(f"{tests.output()}\n{' '.join(names)} {tests.unchanged} unchanged: repair that")
-            yield None
-    finally:
-        tests.end()
+    if tests.unchanged == "passed":
+        return tests
+    print(f"{tests.output()}\n{' '.join(names)} {tests.unchanged} unchanged: repair that")
+    return None
 
 
 def _renew(baseline: Path, name: str, entry: dict[str, Any]) -> None:
