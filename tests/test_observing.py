@@ -9,11 +9,8 @@ import multiprocessing
 import os
 import re
 import signal
-import threading
 import time
-from functools import partial
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -30,6 +27,8 @@ from dataloaders import DataLoader, observing, wrap
 from dataloaders.cache import estimate, precompute
 from dataloaders.errors import BackendUnavailable, CacheError
 
+pytestmark = pytest.mark.usefixtures("cache_folder")
+
 BACKENDS = {
     "stock": lambda: "stock",
     "prefetch": lambda: Prefetch(tail=True),
@@ -45,87 +44,42 @@ WORKERS = {
 }
 
 
-# Files that a dataset opens when it is first read, as is usual with HDF5 and archives
-
 COUNT, SIDE = 120, 8
 BYTES = SIDE * SIDE * 3
 
-OPENED = []
-GLOBAL = {}
-LOCAL = threading.local()
 
+class Images(Dataset):
+    """(image, index), by a chain that every backend can serve; every byte of image i is i.
 
-def opened_here():
-    """Return whether a dataset has opened its file in this process."""
-    return any(process == os.getpid() for process, _ in OPENED)
+    The file is opened when it is first read, as is usual with HDF5 and archives. Each process that
+    reads is noted; ``behave`` may end it.
+    """
 
+    file = None
 
-def forget():
-    """Close the files opened here and clear what modules and threads hold, for the next test."""
-    for process, handle in OPENED:
-        if process == os.getpid():
-            handle.close()
-    OPENED.clear()
-    GLOBAL.clear()
-    LOCAL.__dict__.clear()
-
-
-def write_plain(path):
-    path.write_bytes(b"".join(bytes([index]) * BYTES for index in range(COUNT)))
-
-
-def read_plain(handle, index):
-    handle.seek(index * BYTES)
-    return handle.read(BYTES)
-
-
-def write_hdf5(path):
-    rows = np.arange(COUNT, dtype=np.uint8)[:, None].repeat(BYTES, 1)
-    with h5py.File(path, "w") as file:
-        file.create_dataset("rows", data=rows, chunks=(4, BYTES), compression="gzip")
-
-
-SEVERAL = 5 * BYTES  # several samples are in the buffer, most of them are not
-STORES = {  # what writes the file, what opens it, and what reads a sample's bytes
-    "unbuffered": (write_plain, partial(open, mode="rb", buffering=0), read_plain),
-    "buffered": (write_plain, partial(open, mode="rb", buffering=SEVERAL), read_plain),
-    "hdf5": (write_hdf5, h5py.File, lambda handle, index: handle["rows"][index].tobytes()),
-}
-
-
-class Below:
-    """An attribute of a dataset that holds the handle in an attribute of its own."""
-
-    handle = None
-
-
-PLACES = {  # where the handle is kept
-    "self": vars,
-    "below": lambda dataset: vars(dataset.below),
-    "global": lambda dataset: GLOBAL,
-    "thread": lambda dataset: LOCAL.__dict__,
-}
-
-
-class LazyImages(Dataset):
-    """(image, index), by a chain that every backend can serve; every byte of image i is i."""
-
-    def __init__(self, store, place, folder):
-        self.store, self.path, self.place, self.below = store, folder / store, place, Below()
-        STORES[store][0](self.path)
+    def __init__(self, folder, behave=int):
+        self.path, self.log, self.behave = folder / "images", folder / "processes", behave
+        self.path.write_bytes(b"".join(bytes([index]) * BYTES for index in range(COUNT)))
+        self.log.touch()
         self.transform = Compose([ToTensor(), Normalize((0.0,) * 3, (1.0,) * 3)])
 
     def __len__(self):
         return COUNT
 
     def __getitem__(self, index):
-        holder = PLACES[self.place](self)
-        _, opened, read = STORES[self.store]
-        if holder.get("handle") is None:
-            holder["handle"] = opened(self.path)
-            OPENED.append((os.getpid(), holder["handle"]))
-        row = np.frombuffer(read(holder["handle"], index), np.uint8)
+        with self.log.open("a") as log:
+            log.write(f"{os.getpid()}\n")
+        self.behave()
+        if self.file is None:
+            self.file = open(self.path, "rb", buffering=5 * BYTES)  # noqa: SIM115
+        self.file.seek(index * BYTES)
+        row = np.frombuffer(self.file.read(BYTES), np.uint8)
         return self.transform(Image.fromarray(row.reshape(SIDE, SIDE, 3))), index
+
+    @property
+    def readers(self):
+        """The processes that read it."""
+        return {int(line) for line in self.log.read_text().split()}
 
 
 def wrong_samples(batches):
@@ -137,15 +91,7 @@ def wrong_samples(batches):
     return indices[~same.all(1)].tolist()
 
 
-@pytest.fixture(autouse=True)
-def nothing_open(tmp_path, monkeypatch):
-    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
-    forget()
-    yield
-    forget()
-
-
-class LazyAttributes(LazyImages):
+class LazyAttributes(Images):
     """Properties and a ``__getattr__`` that open the file too, as around an HDF5 file."""
 
     def _opened(self):
@@ -161,16 +107,13 @@ class LazyAttributes(LazyImages):
 
 
 def assert_unchanged(dataset):
-    """Assert that nothing was opened in this process and that workers read every sample."""
-    assert not opened_here()
+    """Assert that this process read nothing and that workers read every sample."""
+    assert os.getpid() not in dataset.readers
     assert wrong_samples(DataLoader(dataset, 8, num_workers=2, shuffle=True)) == []
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.covering
-def test_explaining_and_caching(store, place, tmp_path):
-    dataset = LazyAttributes(store, place, tmp_path)
+def test_explaining_and_caching(tmp_path):
+    dataset = LazyAttributes(tmp_path)
     for make in BACKENDS.values():
         assert wrap(torch.utils.data.DataLoader(dataset, 8), backend=make()).explain().runs
     DataLoader(dataset, 8, num_workers="auto")
@@ -184,15 +127,17 @@ def test_explaining_and_caching(store, place, tmp_path):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.covering
 def test_epochs_of_each_backend(backend, workers, tmp_path):
-    dataset = LazyImages("buffered", "below", tmp_path)
+    dataset = Images(tmp_path)
     loader = DataLoader(dataset, 8, shuffle=True, backend=BACKENDS[backend](), **WORKERS[workers])
     for _ in range(2):
         loader.explain()
         batches = list(loader)
         if backend != "synthetic":
             assert wrong_samples(batches) == []
-    if workers != "none":  # a loop without workers reads here: that is what it is
+    if workers != "none":
         assert_unchanged(dataset)
+    elif dataset.file:  # a loop without workers reads here: that is what it is
+        dataset.file.close()
 
 
 def tuned(loader):
@@ -214,7 +159,7 @@ def checked(loader):
     ],
 )
 def test_tuning_and_the_check(look, backend, workers, tmp_path):
-    dataset = LazyAttributes("unbuffered", "self", tmp_path)
+    dataset = LazyAttributes(tmp_path)
     look(DataLoader(dataset, 8, backend=BACKENDS[backend](), **WORKERS[workers]))
     assert_unchanged(dataset)
 
@@ -222,7 +167,7 @@ def test_tuning_and_the_check(look, backend, workers, tmp_path):
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 @pytest.mark.nightly
 def test_processes_that_are_not_forked(context, tmp_path):
-    dataset = LazyImages("buffered", "below", tmp_path)
+    dataset = Images(tmp_path)
     options = {"num_workers": 1, "multiprocessing_context": context}
     for backend in ("prefetch", "dali"):
         loader = DataLoader(dataset, 8, backend=BACKENDS[backend](), **options)
@@ -233,12 +178,9 @@ def test_processes_that_are_not_forked(context, tmp_path):
     assert_unchanged(dataset)
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.thinned(5)
-def test_an_epoch_that_is_under_way_in_this_process(store, place, tmp_path):
+def test_an_epoch_that_is_under_way_in_this_process(tmp_path):
     """A fork shares the offsets of files that are open here: reading there must not move them."""
-    dataset = LazyImages(store, place, tmp_path)
+    dataset = Images(tmp_path)
     loader = DataLoader(dataset, 8)
     batches = []
     for batch in loader:
@@ -249,6 +191,7 @@ def test_an_epoch_that_is_under_way_in_this_process(store, place, tmp_path):
         if len(batches) == 3:
             estimate(dataset, tmp_path / "cache.h5")
             dataloaders.tune(loader, budget_s=0.1, max_workers=1, remember=False)
+    dataset.file.close()
     assert wrong_samples(batches) == []
 
 
@@ -280,30 +223,6 @@ def a_line_far_on(dataset):
 
 
 # The process that looks
-
-
-class Images(Dataset):
-    """Notes each process that reads it in a file; ``behave`` may end that process."""
-
-    def __init__(self, folder, behave=lambda: None):
-        self.log = folder / "processes"
-        self.log.touch()
-        self.transform = Compose([ToTensor(), Normalize((0.5,) * 3, (0.5,) * 3)])
-        self.behave = behave
-
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, index):
-        with self.log.open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        self.behave()
-        return self.transform(Image.fromarray(np.full((8, 8, 3), index, np.uint8))), index
-
-    @property
-    def readers(self):
-        """The processes that read it."""
-        return {int(line) for line in self.log.read_text().split()}
 
 
 def start(worker):
