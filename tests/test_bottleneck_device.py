@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from bench.check.known_work import burn
 from bench.check.played import Loop, PlayedClock, VirtualTime
@@ -14,6 +14,7 @@ from bench.check.verdicts import judge
 from bench.check.workloads import WORKLOADS, accepted
 from dataloaders.bottleneck import Check, check_bottleneck
 from dataloaders.measuring.clocks import DeviceClock, HostClock, clock_of, cpu_seconds
+from helpers.datasets import MapDataset
 
 PLAYED = [workload for workload in WORKLOADS.values() if workload.loop and workload.computed]
 
@@ -185,20 +186,12 @@ def test_no_block_waits_for_the_device_but_at_its_end():
     assert re.fullmatch(f"({block})+({launched})+", after_warm_up)
 
 
-class Computing(Dataset):
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, index):
-        burn("work", 0.01)
-        return index
-
-
 class TestClocks:
     @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
     def test_what_workers_and_other_processes_use_is_known_apart(self):
         before = HostClock().held_up()
-        batches = iter(DataLoader(Computing(), num_workers=1))
+        data = MapDataset(lambda index: burn("work", 0.01) or index, 100)
+        batches = iter(DataLoader(data, num_workers=1))
         for _ in range(20):
             next(batches)
         used = cpu_seconds(worker.pid for worker in batches._workers)

@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.check.played import HostOn, PlayedLoader, VirtualTime
-from dataloaders.bottleneck import Check, check_bottleneck
-from dataloaders.bottleneck.arms import ARMS, STALLS, Arm, Stall
+from dataloaders.bottleneck import Check
 from dataloaders.bottleneck.rhythm import Rhythm, WarmUp
 from dataloaders.bottleneck.schedule import Numbers, Schedule
 
@@ -197,32 +196,6 @@ class TestPlan:
         late = [lap for lap in range(1, 17) if together.late(lap, 2.0, most_s=1.0)]
         assert late == [1, 2, 4, 8, 16]
         assert len(asked) == 5
-
-
-def test_a_further_arm_has_its_stall_in_the_report(monkeypatch):
-    """One entry of the table: on the host's clock as on any other."""
-    time = VirtualTime()
-
-    def take(blocks, count):
-        issued = iter(blocks.pool.issue("synthetic", count))
-
-        def slowly():
-            time.sleep(0.004)
-            return next(issued)
-
-        return slowly
-
-    stall = Stall("locks", "contention-bound", "waiting for locks")
-    arm = Arm("locked", "with a lock", lambda blocks: True, take, stall)
-    for module in ("blocks", "evidence.estimates", "evidence.verdict"):
-        monkeypatch.setattr(f"dataloaders.bottleneck.{module}.ARMS", (*ARMS, arm))
-        name = f"dataloaders.bottleneck.{module}.STALLS"
-        monkeypatch.setattr(name, (*STALLS, stall), raising=False)
-    loader = PlayedLoader(time, [0.005])
-    report = check_bottleneck(loader, lambda batch: time.sleep(0.01), clock=HostOn(time))
-    assert report.stalls["locks"].estimate == pytest.approx(0.004)
-    assert report.stalls["prep"].estimate == pytest.approx(0.001)
-    assert report.verdict == "contention-bound"
 
 
 @pytest.mark.parametrize(

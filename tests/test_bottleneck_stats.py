@@ -279,15 +279,7 @@ class TestAllowances:
         assert with_starts.estimate == pytest.approx(1.5 + (4 - 0.5) / 20, rel=0.01)
         assert bound_of(rounds, epoch_starts=[0.4, 0.3], length=20).estimate == 1.5
 
-    def test_waits_for_another_loader_are_input(self):
-        arms = {
-            "synthetic": Segment(1.0, 1, elsewhere=0.2),
-            "real": Segment(1.3, 1, 0.3, elsewhere=0.2),
-        }
-        got = bound_of(marked(**arms), parallel=False)
-        assert got.estimate == pytest.approx(1.3 / 0.8, rel=0.02)
-
-    def test_on_a_device_such_a_wait_may_be_hidden(self):
+    def test_on_a_device_a_wait_for_another_loader_may_be_hidden(self):
         arms = {"synthetic": Segment(1.0, 1), "real": Segment(1.3, 1)}
         plain = bound_of(marked(**arms), asynchronous=True)
         arms = {arm: each._replace(elsewhere=0.2) for arm, each in arms.items()}
@@ -306,23 +298,6 @@ class TestAllowances:
         analysis = analyse(rounds, asynchronous=True)
         assert (analysis.verdict, analysis.evidence) == ("step-bound", "waits")
         assert analysis.speedup_bound.high == pytest.approx(1.06, abs=0.005)
-
-    def test_a_shape_seen_first_costs_no_arm_alone(self):
-        usual, first = Segment(1.0, 1), Segment(9.0, 1, new_shape=True)
-        block = block_of([usual, first, usual, usual])
-        rounds = [{**one, "real": block} for one in marked(synthetic=usual, real=usual)]
-        analysis = analyse(rounds, asynchronous=True)
-        assert (analysis.verdict, analysis.left_out) == ("step-bound", 6)
-        assert bound_of(rounds, asynchronous=True).estimate == pytest.approx(1.0)
-
-    def test_batches_of_different_sizes_are_compared_at_the_usual_one(self):
-        """A step of 1 ms a byte: resident batches are smaller than the loader's by chance."""
-        rounds = []
-        for seed in range(6):
-            sizes = np.random.default_rng(seed).integers(50, 150, (2, 4))
-            own, real = ([Segment(1e-3 * n, 1, nbytes=int(n)) for n in those] for those in sizes)
-            rounds.append({"synthetic": block_of(own), "real": block_of(real)})
-        assert bound_of(rounds, parallel=False).estimate == pytest.approx(1.0)
 
     @pytest.mark.parametrize(("spread", "settled"), [(0.005, True), (0.06, False)])
     def test_a_verdict_is_precise_once_the_interval_is_narrow(self, spread, settled):
