@@ -93,8 +93,19 @@ def workers_end_fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return an empty folder for caches and for what is learned."""
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def command(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    cache_folder: Path,
 ) -> Callable[..., SimpleNamespace]:
     """Return a function that runs `dataloaders` in this process, in a folder of its own.
 
@@ -102,7 +113,6 @@ def command(
     """
     from dataloaders.cli import main
 
-    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DATALOADERS_BACKEND", "stock")  # `run` sets it for good
     monkeypatch.chdir(tmp_path)
 

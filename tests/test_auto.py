@@ -22,18 +22,18 @@ from dataloaders.machine import resources
 from dataloaders.tuning import learned
 from helpers.datasets import CountingStream
 
-# As on machines of more cores.
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("cache_folder"),
+    # As on machines of more cores.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
 CHOICE = learned.Learned(3, 2, False, batch_bytes=4096)
 AUTO = {"num_workers": "auto", "prefetch_factor": "auto", "pin_memory": "auto"}
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # so that pinning is worth it
-    return tmp_path / "cache"
+def pinning_pays(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
 
 class Files(Dataset):
@@ -124,13 +124,6 @@ def test_the_rule_by_dataset_and_given_settings(dataset, given, expected):
     assert resolved(dataset, **given) == (*expected, expected[0] > 0)
 
 
-def test_ranks_on_one_machine_share_its_cores(monkeypatch):
-    cores = resources.usable_cores()
-    for ranks, workers in ((str(cores), 1), ("many", min(cores, 16))):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        assert resolved(Files())[0] == workers
-
-
 def test_unusual_datasets_are_accepted_and_invalid_values_are_torchs_errors():
     for size in (2**62, 1.5, None):
         assert resolved(Files(size), sampler=range(9))[0] >= 0
@@ -185,13 +178,13 @@ def test_fewer_workers_where_memory_or_shared_memory_is_short(monkeypatch):
 # On disk
 
 
-def test_the_last_choice_wins_and_leaves_one_file(cache):
+def test_the_last_choice_wins_and_leaves_one_file(cache_folder):
     key = key_of(Files())
     assert learned.recall(key) is None
     for choice in (CHOICE, learned.Learned(0, None, True)):
         path = learned.remember(key, choice)
         assert learned.recall(key) == choice
-    assert list((cache / "tuned").iterdir()) == [path]
+    assert list((cache_folder / "tuned").iterdir()) == [path]
 
 
 WRONG = {

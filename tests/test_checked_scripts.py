@@ -1,7 +1,7 @@
 """Real scripts under ``dataloaders check``: the loop that it measures, its end, what it leaves.
 
 Each script runs in a process of its own. The tests assert what is measured and reported, not how
-long it took; except for one test, which compares verdicts with brute force as the bench does.
+long it took: ``python -m bench scripts`` compares verdicts with brute force.
 """
 
 import json
@@ -10,12 +10,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
 
 import pytest
 
-from bench.scripts.check import examined, of_ours
-from bench.scripts.loop_shapes import SHAPES
 from dataloaders.scripts.ranks import straggler
 from helpers import warm
 
@@ -72,6 +69,7 @@ def measured_in(done):
 def test_a_loop_in_a_thread_after_a_first_pass_over_the_data(tmp_path):
     """Other uses of the loader are left alone, and a finding about the step names its line."""
     text = (
+        "import atexit; atexit.register(print, 'goodbye')\n"
         "data = DataLoader(Data(count=40), batch_size=4)\n"
         "mean = sum(batch.mean() for batch in data) / len(data)\n"
         "print('mean', mean.item())\n" + OPTIMIZER + LOADER + "def train():\n"
@@ -93,6 +91,7 @@ def test_a_loop_in_a_thread_after_a_first_pass_over_the_data(tmp_path):
     assert done.stdout.count("looked at") > 3
     assert "the script was ended after" in done.stdout
     assert "ended by itself" not in done.stdout
+    assert done.stdout.endswith("\ngoodbye\n")
     (finding,) = json.loads(result.read_text())["findings"]
     line = next(n for n, each in enumerate((HEAD + text).splitlines(), 1) if "set_to_none" in each)
     assert (finding["name"], finding["where"]) == ("zero-grad", f"train.py:{line}")
@@ -138,18 +137,6 @@ def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(bat
     assert done.returncode == 3, done.stdout + done.stderr
     assert "a thread of the script takes its batches ahead of the step" in done.stderr
     assert "--loader" not in done.stderr  # no other loader is the one that trains
-
-
-@pytest.mark.measures
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("load", [0.0, 20.0])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_verdict_on_each_shape_of_loop_agrees_with_brute_force(shape, load):
-    found = examined(of_ours(shape, load, step=20.0, workers=0, steps=100), budget_s=15)
-    assert not found.failed, (found.status, found.findings)
-    assert found.answered, (found.verdict, found.truths)
-    assert not found.wrong, (found.verdict, found.truths)
-    assert (median(found.truths) > 1.3) == (load == 20), "the shape is not what its name says"
 
 
 LIGHTNING = """
@@ -317,7 +304,7 @@ DISTRIBUTED = (
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("ranks", "slow"), [(2, -1), (2, 0), (2, 1), (4, 3)])
+@pytest.mark.parametrize(("ranks", "slow"), [(2, 0), (2, 1), (4, 3)])
 def test_ranks_measure_together_and_report_once(ranks, slow, tmp_path):
     (tmp_path / "train.py").write_text(HEAD + DISTRIBUTED)
     result = tmp_path / "report.json"
@@ -331,13 +318,10 @@ def test_ranks_measure_together_and_report_once(ranks, slow, tmp_path):
     assert done.stdout.count("note: measured in loader") == 1
     assert "Traceback" not in done.stderr
     report = json.loads(result.read_text())
-    assert f"of {ranks} waits longest for its batches" in done.stdout
-    if slow < 0:  # no load at all: the shape `ranks` tells when this is step-bound
-        assert report["verdict"] in ("step-bound", "inconclusive")
-    else:  # every rank waits 16 ms for the slow one, and steps for 10 ms
-        assert f"note: rank {slow} of {ranks} waits longest" in done.stdout
-        assert report["verdict"] == "input-bound"
-        assert report["speedup_bound"]["estimate"] > 1.5
+    # Every rank waits 16 ms for the slow one, and steps for 10 ms.
+    assert f"note: rank {slow} of {ranks} waits longest for its batches" in done.stdout
+    assert report["verdict"] == "input-bound"
+    assert report["speedup_bound"]["estimate"] > 1.5
 
 
 TWO_RANKS = """

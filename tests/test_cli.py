@@ -2,19 +2,15 @@
 
 import json
 import multiprocessing
-import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 import dataloaders
 from helpers import warm
-from helpers.processes import wait_until_gone
 
 HEAD = """
 import argparse, multiprocessing, os, sys, threading, time, torch
@@ -36,13 +32,10 @@ OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), 0.01)\n"
 WAITS_FOR_INPUT = """
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=1)
-parser.add_argument("--workers", type=int, default=0)
-parser.add_argument("--start", default=None)
 
 def main():
     args = parser.parse_args()
-    train = DataLoader(Slow(0.004), batch_size=2, shuffle=True, num_workers=args.workers,
-                       multiprocessing_context=args.start)
+    train = DataLoader(Slow(0.004), batch_size=2, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     with torch.no_grad():
         for x, y in DataLoader(Slow(0), batch_size=8):
@@ -58,11 +51,6 @@ def main():
 if __name__ == "__main__":
     main()
 """
-
-
-@pytest.fixture(autouse=True)
-def own_folder(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
 
 
 def write(text, head=HEAD, name="train.py"):
@@ -189,23 +177,6 @@ def test_a_hidden_package_is_reported_with_both_paths(command, tmp_path):
     assert command("check", script).status == 2
 
 
-@pytest.mark.nightly
-def test_spawned_workers_find_the_script_and_exit_handlers_run():
-    text = WAITS_FOR_INPUT.replace(
-        'if __name__ == "__main__":',
-        'import atexit\nWORD = "goodbye"\n'
-        'if __name__ == "__main__":\n    atexit.register(lambda: print(WORD))',
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "dataloaders", "check", "--budget", "2", write(text),
-         "--", "--workers", "1", "--start", "spawn", "--epochs", "3"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "measured in loader 2: DataLoader of Slow, 32 batches of 2, num_workers=1" in done.stdout
-    assert done.stdout.endswith("goodbye\n")
-
-
 def test_ctrl_c_before_anything_was_tried_prints_what_is_known_and_keeps_nothing(command):
     text = (
         "for step, batch in enumerate(DataLoader(Slow(0.002, count=400))):\n"
@@ -255,6 +226,7 @@ def test_run_leaves_a_subclass_its_own_seed_and_device(command):
     assert (done.status, done.out) == (plain.returncode, plain.stdout)
 
 
+@pytest.mark.usefixtures("command")
 def test_a_loader_that_a_backend_cannot_serve_stays_stock_with_one_warning():
     text = (
         "class Stream(IterableDataset):\n"
@@ -285,34 +257,25 @@ print(json.dumps([
 """
 
 
-@pytest.mark.parametrize("dashes", [[], ["--"]])
-@pytest.mark.parametrize("words", [["program.py"], ["-m", "package.program"], ["-m", "package"]])
-@pytest.mark.covering
-def test_a_program_runs_as_under_python(words, dashes, command):
-    Path("package").mkdir()
-    for file in ("program.py", "package/program.py", "package/__main__.py"):
-        write(LOOK, "", file)
-    ours = command("run", "--backend", "stock", *words, *dashes, "-x", "1")
-    assert ours.status == 0
-    theirs = subprocess.check_output([sys.executable, *words, "-x", "1"])
-    assert json.loads(ours.out) == json.loads(theirs)
-
-
 @pytest.mark.parametrize(
-    "text",
+    ("words", "end"),
     [
-        "pass",
-        "import sys; sys.exit()",
-        "import sys; sys.exit(3)",
-        "import sys; sys.exit('no data')",
-        "raise ValueError('bad')",
+        ("program.py", "sys.exit()"),
+        ("{here}/program.py --", "raise ValueError('bad')"),
+        ("-m package.program --", "sys.exit(3)"),
+        ("-m package", "sys.exit('no data')"),
     ],
 )
-def test_endings_have_pythons_status_and_stderr(text, command, tmp_path):
-    program = tmp_path / write(f"{text}\n", "")
-    theirs = subprocess.run([sys.executable, program], capture_output=True, text=True)
-    ours = command("run", "--backend", "stock", program)
+def test_a_program_runs_and_ends_as_under_python(words, end, command, tmp_path):
+    Path("package").mkdir()
+    for file in ("program.py", "package/program.py", "package/__main__.py"):
+        write(LOOK + end, "", file)
+    words = words.format(here=tmp_path).split()
+    ours = command("run", "--backend", "stock", *words, "-x", "1")
+    plain = [sys.executable, *(word for word in words if word != "--"), "-x", "1"]
+    theirs = subprocess.run(plain, capture_output=True, text=True)
     assert (ours.status, ours.err) == (theirs.returncode, theirs.stderr)
+    assert json.loads(ours.out) == json.loads(theirs.stdout)
 
 
 @pytest.mark.parametrize(
@@ -346,48 +309,30 @@ def test_tune_takes_the_rate_from_the_scripts_own_loop(command, tmp_path):
     assert any((tmp_path / "cache").rglob("*.json"))
 
 
-@pytest.mark.parametrize("ending", ["break", "raise ValueError('too hot')"])
+@pytest.mark.parametrize(
+    ("ending", "status", "says"),
+    [
+        ("break", 0, "note: the script's loop ended after"),
+        ("raise ValueError('too hot')", 1, "note: the script's loop ended after"),
+        ("raise KeyboardInterrupt", 130, "interrupted after"),
+    ],
+)
 @pytest.mark.nightly
-def test_a_loop_that_ends_before_tuning_does(ending, command):
+def test_a_loop_that_ends_before_tuning_does(ending, status, says, command, tmp_path):
+    """With the trial of one process behind it, the first one: a worker loads by then."""
     text = (
         "for batch in DataLoader(Slow(0.005), 4):\n"
         f"    if multiprocessing.active_children(): {ending}\n"
     )
-    done = command("tune", "--budget", 60, write(text))
-    assert done.status == (1 if "raise" in ending else 0)
-    assert "note: the script's loop ended after" in done.out
+    done = command("tune", "--budget", 60, "--json", "tuning.json", write(text))
+    assert done.status == status
+    assert says in done.out
     assert "this is what was known by then" in done.out
     assert not multiprocessing.active_children()
-
-
-@pytest.mark.nightly
-def test_ctrl_c_in_tune_prints_the_trials_made_by_then(tmp_path):
-    # A sample that a worker loads: the trial of one process, the first one, is over by then.
-    text = WAITS_FOR_INPUT.replace("Slow(0.004)", "Slow(0.004, count=5000)")
-    head = HEAD.replace(
-        "        time.sleep(self.seconds)\n",
-        "        time.sleep(self.seconds)\n"
-        "        if torch.utils.data.get_worker_info(): os.write(1, b'a worker loads\\n')\n",
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dataloaders", "tune", "--budget", "60", "--json", "tuning.json",
-         write(text, head)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "DATALOADERS_CACHE": str(tmp_path / "cache")},
-    )  # fmt: skip
-    first = process.stdout.readline()
-    assert first == "a worker loads\n", process.communicate(timeout=60)
-    workers = [child.pid for child in psutil.Process(process.pid).children()]
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert workers
-    assert wait_until_gone(workers) == []
     tuning = json.loads(Path("tuning.json").read_text())
     assert tuning["trials"][0]["settings"]["num_workers"] == 0
-    assert f"use num_workers={tuning['choice']['num_workers']}" in out
-    assert "one process: what a batch costs" in out
-    assert "note: tuned loader 2" in out
+    assert f"use num_workers={tuning['choice']['num_workers']}" in done.out
+    assert "one process: what a batch costs" in done.out
     # What an interrupted run knows is printed, and not kept for "auto".
     assert tuning["remembered"] is None
     assert not list((tmp_path / "cache").rglob("*.json"))

@@ -2,8 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,26 @@ from dataloaders.findings import Probe, Trial, probe_batch_sizes
 from helpers import warm
 
 
-@pytest.mark.parametrize(("most", "largest"), [(100, 100), (3, 3), (0, None)])
-def test_sizes_double_and_the_gap_is_halved(most, largest):
+def runs_out():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmuch")
+
+
+def runs_out_on_the_host():
+    torch.empty(1 << 50, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("most", "largest", "fails"),
+    [(100, 100, runs_out), (3, 3, runs_out_on_the_host), (0, None, runs_out)],
+)
+def test_sizes_double_and_the_gap_is_halved(most, largest, fails):
     asked = []
 
     def step(batch):
         asked.append(len(batch["x"]))
         assert len(batch["names"]) == asked[-1]
         if asked[-1] > most:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmuch")
+            fails()
 
     batch = {"x": torch.arange(8.0), "names": list("abcdefgh"), "scale": torch.tensor(2.0)}
     probe = probe_batch_sizes(batch, step, seconds_each=0.001)
@@ -32,7 +42,7 @@ def test_sizes_double_and_the_gap_is_halved(most, largest):
     assert sizes == sorted(set(asked))
     assert len(sizes) < 12
     failed = [trial for trial in probe.trials if trial.why_not]
-    assert failed[0].why_not == "CUDA out of memory. Tried to allocate"
+    assert re.search("out of memory. Tried to allocate$|can't allocate memory", failed[0].why_not)
     assert json.loads(probe.to_json())["largest"] == probe.largest
     assert f"largest that fits: {probe.largest}" in str(probe)
 
@@ -72,75 +82,21 @@ def test_the_fastest_is_the_smallest_that_is_near_the_best():
     assert (probe.largest, probe.fastest) == (32, 16)
 
 
-LIMITED = """
-import resource, torch
-from dataloaders.findings import probe_batch_sizes
-
-torch.set_num_threads(1)
-scale = torch.ones((), requires_grad=True)
-(torch.ones(8, 1 << 16) * scale).sum().backward()
-size = int(next(l for l in open("/proc/self/status") if l.startswith("VmSize")).split()[1]) * 1024
-resource.setrlimit(resource.RLIMIT_AS, (size + (400 << 20), size + (400 << 20)))
-def step(batch):
-    (batch * scale).sum().backward()
-probe = probe_batch_sizes(torch.ones(64, 1 << 16), step, seconds_each=0)
-print(probe.to_json())
-step(torch.ones(64, 1 << 16))  # what failed has left room
-"""
-
-
-@pytest.mark.nightly
-def test_memory_that_is_limited_ends_it_cleanly():
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    probe = json.loads(done.stdout)
-    # A sample and what is computed from it take 256 KiB each.
-    assert 64 <= probe["largest"] < (400 << 20) / (512 << 10)
-    failed = [trial["why_not"] for trial in probe["trials"] if trial["why_not"]]
-    assert any("allocate" in why for why in failed)
-
-
 SCRIPT = """
 import os, sys, torch
 from torch.utils.data import DataLoader
 
-torch.set_num_threads(1)
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-for epoch in range(2):
-    for batch in DataLoader(torch.ones(64, 8), batch_size=2):
-        if len(batch) > 3:
-            if sys.argv[1] == "killed": os.kill(os.getpid(), 9)
-            raise {"memory": MemoryError, "other": ValueError}[sys.argv[1]]("no room")
-        model(batch).sum().backward()
-        optimizer.step()
-"""
-
-
-LENGTHS = """
-import torch
-from torch.utils.data import DataLoader
-
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-padded = [torch.ones(2, 5 + i % 8) for i in range(12)]
+padded = [torch.ones(2, 5 + i % 8) for i in range(32)]
 for batch in DataLoader(padded, batch_size=None):
-    print("length", batch.shape[1])
+    print("length", batch.shape[1], flush=True)
+    if len(batch) > 3:
+        if sys.argv[1] == "killed": os.kill(os.getpid(), 9)
+        raise {"memory": MemoryError, "other": ValueError}[sys.argv[1]]("no room")
     model(batch[..., None]).sum().backward()
     optimizer.step()
 """
-
-
-@pytest.mark.nightly
-def test_the_longest_of_the_first_batches_is_tried(tmp_path):
-    (tmp_path / "train.py").write_text(LENGTHS)
-    words = ["-m", "dataloaders", "probe", "--budget", "0.01", "--most", "4"]
-    done = warm.run([*words, "train.py"], cwd=tmp_path, timeout=100)
-    assert done.returncode == 0, done.stderr
-    lengths = [line for line in done.stdout.splitlines() if line.startswith("length")]
-    assert set(lengths[1:]) == {"length 12"}
 
 
 @pytest.mark.nightly
@@ -168,3 +124,5 @@ def test_a_script_is_restarted_until_the_largest_batch_is_known(
     assert ("ended by itself at batch size 4" in done.stdout) == (how == "other")
     assert ("ValueError: no room" in done.stderr) == (how == "other")
     assert ("Traceback" in done.stderr) == (how == "other")
+    # The script's own first batch, then the longest one of the first eight.
+    assert set(re.findall("^length .*", done.stdout, re.MULTILINE)) == {"length 5", "length 12"}

@@ -53,6 +53,9 @@ class Inside(Dataset):
 train(DataLoader(Inside(), {}))
 """
 WORKER = "num_workers=1, multiprocessing_context='fork'"
+BY_HAND = HEAD.replace("optimizer = ", "# In place of optimizer = ") + "loader = rows(9)\n"
+MADE = "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)"
+ENGINE = HEAD.replace(MADE, "") + f"for _ in rows(9): pass\n{MADE}\nwhile True: train(rows(8))"
 SCRIPTS = {
     # What the script does, and what is printed.
     "past its epoch": ("train(rows(4), 1, 7)", "[[0], [0], [1], [2], [3], [0], [1]]"),
@@ -68,6 +71,13 @@ SCRIPTS = {
     "nor in a worker": (INSIDE.format(WORKER), "loader 1: DataLoader of Inside"),
     "whatever it catches": ("try: train(rows(8))\nexcept Exception: print('caught')", "loader 1"),
     "and ends with": ("try: train(rows(8))\nexcept BaseException: sys.exit(1)", "loader 1"),
+    # Two passes over the data may compute its mean and deviation.
+    "the third epoch without a torch optimizer": (
+        f"{BY_HAND}while True: train(loader, 10**6, 9)",
+        2 * f"{[[index] for index in range(9)]}\n",
+    ),
+    # The main file names no optimizer; as in a project whose engine makes it and trains.
+    "an imported module's": ("import engine", "loader 2: DataLoader of TensorDataset, 8 batches"),
 }  # fmt: skip
 
 
@@ -76,33 +86,14 @@ def test_the_first_loop_that_trains_is_measured_and_stopped(script, says, comman
     if "accelerate" in script and find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
     before = DataLoader.__iter__, dataloaders.DataLoader.__iter__
-    Path("train.py").write_text(HEAD + script)
+    Path("engine.py").write_text(ENGINE)
+    Path("train.py").write_text(script if script.startswith(("import", BY_HAND)) else HEAD + script)
     done = command("check", "--budget", 0.3, "--no-predict", "train.py")
     assert done.status == 0, done.err
     assert says in done.out
     assert "the script was ended after" in done.out
     assert "caught" not in done.out
     assert (DataLoader.__iter__, dataloaders.DataLoader.__iter__) == before
-
-
-def test_without_a_torch_optimizer_the_third_epoch_is_taken(command):
-    """Two passes over the data may compute its mean and deviation."""
-    by_hand = HEAD.replace("optimizer = ", "# In place of optimizer = ")
-    Path("train.py").write_text(by_hand + "loader = rows(9)\nwhile True: train(loader, 100, 9)")
-    done = command("check", "--budget", 0.3, "--no-predict", "train.py")
-    assert done.status == 0, done.err
-    assert done.out.startswith(2 * f"{[[index] for index in range(9)]}\n")
-    assert "loader 1: DataLoader of TensorDataset, 9 batches" in done.out
-
-
-def test_a_pass_before_the_optimizer_of_an_imported_module_is_left_alone(command):
-    """The main file names no optimizer; as in a project whose engine makes it and trains."""
-    made = "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)"
-    training = f"for _ in rows(9): pass\n{made}\nwhile True: train(rows(8))"
-    Path("engine.py").write_text(HEAD.replace(made, "") + training)
-    Path("train.py").write_text("import engine")
-    done = command("check", "--budget", 0.3, "--no-predict", "train.py")
-    assert "measured in loader 2: DataLoader of TensorDataset, 8 batches" in done.out
 
 
 def test_a_loader_that_is_started_for_each_batch_is_refused_with_advice(command):

@@ -28,11 +28,9 @@ CHILDREN = []
 
 
 @pytest.fixture(autouse=True)
-def alone_here(tmp_path, monkeypatch):
-    """A folder of its own for what is learned; children of earlier tests are not `started`."""
+def alone_here(cache_folder):
+    """Children of earlier tests are not `started`."""
     CHILDREN[:] = multiprocessing.active_children()
-    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
 
 def started():
@@ -83,14 +81,6 @@ def alone(loader, step=None, **options):
 
 def tried(found):
     return [each.settings.num_workers for each in found.trials]
-
-
-@pytest.mark.measures
-def test_a_step_that_is_slower_than_loading_needs_one_worker():
-    # A batch takes 40 ms: serial 90, with one worker 50.
-    found = tune(TorchLoader(Waiting(), 2), lambda batch: time.sleep(0.05), budget_s=10)
-    assert found.choice.num_workers == 1
-    assert found.needed_samples_per_second.estimate <= 40.0
 
 
 class PlayedClock:
@@ -311,13 +301,6 @@ def is_broken_in_a_worker(index):
         raise LookupError("broken in a worker")
 
 
-ROOM = [
-    (2, {0}, "1 workers with"),
-    (3, {0}, "3 workers with"),
-    (5, {0, 2, 3}, "7 workers with prefetch_factor=1"),
-]  # batches for which shared memory has room, numbers of workers tried, the warning
-
-
 # torch waits five seconds for each worker that a killed one left waiting for a lock.
 @pytest.mark.usefixtures("workers_end_fast")
 class TestWhatGoesWrong:
@@ -392,19 +375,16 @@ class TestWhatGoesWrong:
         assert "num_workers=0" in str(seen[-1].so_far)
         assert not started()
 
-    @pytest.mark.parametrize(("batches", "counts", "rule"), ROOM)
     @pytest.mark.nightly
-    def test_a_warning_says_that_more_workers_have_no_room(
-        self, batches, counts, rule, monkeypatch
-    ):
-        monkeypatch.setattr(resources, "shm_room", lambda path=None: batches * 4)
+    def test_a_warning_says_that_more_workers_have_no_room(self, monkeypatch):
+        monkeypatch.setattr(resources, "shm_room", lambda path=None: 5 * 4)  # five batches
         loader = TorchLoader(Waiting(), None)  # a sample of 4 bytes
+        rule = "7 workers with prefetch_factor=1.*--shm-size"
         with pytest.warns(CapacityWarning, match=rule) as caught:
             found = tune(loader, budget_s=SOME, max_workers=9)
         assert [warning.filename for warning in caught] == [__file__]  # the line that asked
-        assert "--shm-size" in str(caught[0].message)
-        assert set(tried(found)) == counts
-        assert {each.settings.prefetch_factor for each in found.trials} <= {None, 1}
+        assert set(tried(found)) == {0, 2, 3}
+        assert {each.settings.prefetch_factor for each in found.trials} == {None, 1}
 
     def test_a_warning_says_that_the_loaders_own_settings_cannot_fit(self):
         huge = torch.zeros(1).expand(100, 10**10)  # 40 GB a sample by its shape, 4 bytes in truth
