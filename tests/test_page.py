@@ -1,9 +1,9 @@
 """The page of a check: what stands on it, and that a browser shows it as it is meant."""
 
 import math
+import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -40,7 +40,8 @@ def full():
     return a_report().to_html(against=a_report(loader=HOSTILE, stalls={}))
 
 
-# Without a browser --------------------------------------------------------------------------------
+def headings(page):
+    return re.findall("<h2>(.*?)</h2>", page)
 
 
 def test_names_of_users_are_escaped_and_changes_and_findings_have_their_code(full):
@@ -54,6 +55,23 @@ def test_names_of_users_are_escaped_and_changes_and_findings_have_their_code(ful
     link = '<a href="https://docs.pytorch.org/tutorials/recipes/tuning_guide.html">'
     assert f"{link}The guide: Syncs</a>" in full
     assert "matmul_precision" not in full  # it waits for the step's verdict
+
+
+def test_the_page_has_its_sections_those_that_have_something_to_show(full):
+    assert "<h1><b>INPUT-BOUND</b>: the step waits" in full
+    assert headings(full) == HEADINGS
+    assert full.count("<svg ") == 5
+    page = nothing_known().to_html()
+    assert "<h1><b>INCONCLUSIVE</b>" in page
+    assert headings(page) == ["Environment"]
+    report = replace(
+        nothing_known(),
+        verdict="input-bound",
+        seconds_per_batch={"real": about(2.0), "synthetic": Interval(-math.inf, 1e-5, math.inf)},
+        stalls={"prep": about(1.99999)},
+        candidates=(replace(a_report().candidates[0], predicted=Interval(1.1, 1.2, math.inf)),),
+    )
+    assert report.to_html().count("<svg ") == 3
 
 
 def test_without_matplotlib_there_is_no_page_and_it_says_so(monkeypatch):
@@ -88,30 +106,6 @@ def chromium():
         pytest.skip(f"{error}: see CONTRIBUTING.md")
 
 
-@pytest.fixture
-def opened(chromium, tmp_path):
-    """Open a page; return it and what the browser complained about or asked for."""
-    contexts = []
-
-    def open_page(text, width=1000, scheme="light"):
-        path = Path(tmp_path, "report.html")
-        path.write_text(text, encoding="utf-8")
-        contexts.append(
-            chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-        )
-        page, heard = contexts[-1].new_page(), []
-        page.on("console", lambda message: heard.append(message.text))
-        page.on("pageerror", lambda error: heard.append(str(error)))
-        page.on("request", lambda request: heard.append(request.url))
-        page.goto(path.as_uri())
-        assert heard == [path.as_uri()]
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-
-
 def colours(page):
     """Return the brightness of the page, its text, and a chart's text: 0 to 765."""
     found = page.evaluate(
@@ -124,8 +118,15 @@ def colours(page):
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1000])
-def test_the_page_fits_is_legible_and_prints_dark_on_white(opened, full, width, scheme):
-    page = opened(full, width, scheme)
+def test_the_page_fits_is_legible_and_prints_dark_on_white(chromium, full, width, scheme, tmp_path):
+    path, heard = tmp_path / "report.html", []
+    path.write_text(full, encoding="utf-8")
+    page = chromium.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("request", lambda request: heard.append(request.url))
+    page.goto(path.as_uri())
+    assert heard == [path.as_uri()]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     beyond = page.evaluate(
         "[...document.querySelectorAll('main *')].filter(one => !one.closest('defs') &&"
@@ -135,9 +136,6 @@ def test_the_page_fits_is_legible_and_prints_dark_on_white(opened, full, width, 
     words = "[...document.querySelectorAll('td:last-child:not(.n)')]"
     widths = page.evaluate(f"{words}.map(one => one.getBoundingClientRect().width)")
     assert min(widths) > 100  # no column of single letters
-    assert page.locator("h1").inner_text().startswith("INPUT-BOUND: the step waits")
-    assert page.locator("h2").all_inner_texts() == HEADINGS
-    assert page.locator("svg").count() == 5
     paper, ink, chart = colours(page)
     assert chart == ink
     assert paper - ink > 500 if scheme == "light" else ink - paper > 500
@@ -145,17 +143,4 @@ def test_the_page_fits_is_legible_and_prints_dark_on_white(opened, full, width, 
     page.emulate_media(media="print", color_scheme=scheme)
     _, ink, chart = colours(page)
     assert ink == chart < 200
-
-
-def test_a_report_with_few_figures_has_a_page_and_open_intervals_have_charts(opened):
-    page = opened(nothing_known().to_html(), 360)
-    assert page.locator("h1").inner_text().startswith("INCONCLUSIVE")
-    assert page.locator("h2").all_inner_texts() == ["Environment"]
-    report = replace(
-        nothing_known(),
-        verdict="input-bound",
-        seconds_per_batch={"real": about(2.0), "synthetic": Interval(-math.inf, 1e-5, math.inf)},
-        stalls={"prep": about(1.99999)},
-        candidates=(replace(a_report().candidates[0], predicted=Interval(1.1, 1.2, math.inf)),),
-    )
-    assert opened(report.to_html()).locator("svg").count() == 3
+    page.close()

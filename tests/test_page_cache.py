@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -70,25 +69,6 @@ def test_reading_brings_pages_and_evicting_drops_them(path):
     assert not resident_pages(path).any()
     assert first.tobytes() == content
     assert second.tobytes() == content[3 * PAGE :]
-
-
-def test_pages_that_another_process_has_mapped_stay(path):
-    source = f"""
-import mmap, sys
-file = open({str(path)!r}, "rb")
-memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-memory[:]
-print("mapped", flush=True)
-sys.stdin.read()
-"""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    other = subprocess.Popen([sys.executable, "-c", source], **pipes)
-    assert other.stdout.readline() == "mapped\n"
-    evict(path)
-    assert resident_pages(path).any()
-    other.communicate("")
-    evict(path)
-    assert not resident_pages(path).any()
 
 
 def test_will_read_brings_pages(path):

@@ -12,13 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, DistributedSampler, RandomSampler, Subset
+from torch.utils.data import DistributedSampler, RandomSampler, Subset
 
 from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import OptionError
 from dataloaders.samplers import BlockShuffle
+from helpers.datasets import MapDataset
 from helpers.processes import run_script
 
 lengths = st.integers(0, 400)
@@ -285,25 +286,20 @@ def test_options_that_cannot_be():
 # In loaders
 
 
-class Numbers(Dataset):
-    def __len__(self):
-        return 90
-
-    def __getitem__(self, row):
-        return {"image": np.full((4, 4), row % 256, np.uint8), "label": row}
+NUMBERS = MapDataset(lambda row: {"image": np.full((4, 4), row, np.uint8), "label": row}, 90)
 
 
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory):
     path = tmp_path_factory.mktemp("cache") / "numbers.h5"
-    precompute(Numbers(), path)
+    precompute(NUMBERS, path)
     return CachedDataset(path)
 
 
 @pytest.mark.parametrize(("backend", "workers"), [("stock", 0), ("prefetch", 1), ("h5", 1)])
 def test_every_backend_gives_its_order(cached, backend, workers):
     loader = DataLoader(
-        Numbers() if backend == "h5" else cached,
+        NUMBERS if backend == "h5" else cached,
         batch_size=8,
         sampler=BlockShuffle(cached, block=4, window=20, seed=1),
         num_workers=workers,

@@ -6,35 +6,35 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, RandomSampler, get_worker_info
+from torch.utils.data import RandomSampler, get_worker_info
 
 from backends.synthetic import Synthetic
 from dataloaders import DataLoader, wrap
 from dataloaders.batches.tree import leaves
 from dataloaders.errors import BackendUnavailable, OptionError
 from helpers.compare import assert_same, generator_states
-from helpers.datasets import CountingStream, SizedStream
+from helpers.datasets import CountingStream, MapDataset, SizedStream
 
 
-class Photos(Dataset):
-    def __init__(self, size=10):
-        self.size = size
+def photo(index):
+    return {
+        "image": torch.full((3, 4, 4), 10 + index, dtype=torch.uint8),
+        "score": torch.rand(2) - 0.5,
+        "label": index,
+        "name": f"n{index}",
+    }
 
-    def __len__(self):
-        return self.size
 
-    def __getitem__(self, index):
-        return {
-            "image": torch.full((3, 4, 4), 10 + index, dtype=torch.uint8),
-            "score": torch.rand(2) - 0.5,
-            "label": index,
-            "name": f"n{index}",
-        }
+def drawn(index):
+    return torch.tensor([random.random(), np.random.rand(), torch.rand(())])
+
+
+PHOTOS, DRAWING = MapDataset(photo, 10), MapDataset(drawn, 10)
 
 
 def synthetic(dataset=None, batch_size=2, **options):
     options = {"backend": "synthetic", "device": "cpu", **options}
-    return DataLoader(Photos() if dataset is None else dataset, batch_size, **options)
+    return DataLoader(PHOTOS if dataset is None else dataset, batch_size, **options)
 
 
 def made_like(batch, device="cpu"):
@@ -102,7 +102,7 @@ def test_an_epoch_has_the_loaders_number_of_batches_or_the_given_one():
         (CountingStream(7), {"backend": Synthetic(batches=4)}, [3] * 4),
         (SizedStream(7), {}, [3, 3, 1]),
         (SizedStream(7), {"drop_last": True}, [3, 3]),
-        (Photos(), {"sampler": []}, []),
+        (PHOTOS, {"sampler": []}, []),
     ):
         assert [len(leaf) for leaf in synthetic(dataset, 3, **options)] == sizes
 
@@ -116,7 +116,7 @@ def test_invalid_options():
             Synthetic(**options)
 
 
-class Unreadable(Photos):
+class Unreadable(MapDataset):
     opened = False
 
     def __getitem__(self, index):
@@ -131,25 +131,20 @@ def open_in_worker(worker_id):
 
 def test_like_reads_no_sample_and_a_worker_reads_what_worker_init_fn_opens():
     backend = Synthetic(like={"x": torch.rand(4, 2), "kept": torch.arange(4)})
-    batches = list(synthetic(Unreadable(), 4, backend=backend))
+    batches = list(synthetic(Unreadable(photo, 10), 4, backend=backend))
     assert [tuple(batch["x"].shape) for batch in batches] == [(4, 2), (4, 2), (2, 2)]
     assert batches[2]["kept"].tolist() == [0, 1]
     with pytest.raises(OSError, match="not open"):
-        iter(synthetic(Unreadable(), 4))
-    opened = synthetic(Unreadable(), 4, num_workers=2, worker_init_fn=open_in_worker)
+        iter(synthetic(Unreadable(photo, 10), 4))
+    opened = synthetic(Unreadable(photo, 10), 4, num_workers=2, worker_init_fn=open_in_worker)
     assert [len(batch) for batch in opened] == [4, 4, 2]
-
-
-class Drawing(Photos):
-    def __getitem__(self, index):
-        return torch.tensor([random.random(), np.random.rand(), torch.rand(())])
 
 
 def test_reading_the_real_batch_leaves_every_generator_alone():
     mine = torch.Generator().manual_seed(3)
-    sampler = RandomSampler(Drawing(), generator=torch.Generator().manual_seed(4))
+    sampler = RandomSampler(DRAWING, generator=torch.Generator().manual_seed(4))
     for options in ({"shuffle": True, "generator": mine}, {"sampler": sampler}, {"shuffle": True}):
-        loader = synthetic(Drawing(), 4, **options)
+        loader = synthetic(DRAWING, 4, **options)
         before = [*generator_states(loader), sampler.generator.get_state()]
         list(loader)
         assert_same([*generator_states(loader), sampler.generator.get_state()], before)
@@ -187,7 +182,7 @@ class Doubled(torch.utils.data.DataLoader):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_batches_are_made_on_the_loaders_device_also_of_a_loader_with_its_own_iteration(device):
-    doubled = wrap(Doubled(Photos(), 4), backend="synthetic", device=device)
+    doubled = wrap(Doubled(PHOTOS, 4), backend="synthetic", device=device)
     assert tuple(next(iter(doubled)).shape) == (8,)
     for loader in (synthetic(device=device), doubled):
         batch = next(iter(loader))
