@@ -14,14 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.data import (
-    ConcatDataset,
-    Dataset,
-    IterableDataset,
-    StackDataset,
-    Subset,
-)
+from torch.utils.data import ConcatDataset, IterableDataset, StackDataset, Subset
 from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.io import read_image
@@ -30,15 +23,16 @@ from torchvision.transforms import v2
 
 from dataloaders import DataLoader
 from dataloaders.errors import BackendWarning, OptionError
-from helpers.codes import CODES, COLLATIONS, STACKED, Codes
+from helpers.codes import CODES, COLLATIONS, STACKED, Codes, exact_types, padded
 from helpers.compare import assert_same, assert_same_epochs, run_epochs
+from helpers.datasets import MapDataset
 from helpers.photos import OF_TORCHVISION, SIZE, Digits, Files, Opened, folder
-from helpers.recorded import equal, path
+from helpers.recorded import Photos, encoded, equal, path
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
 from backends import dali
-from backends.dali import Dali, explain, replay
+from backends.dali import Dali, explain
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 FLOATS = v1.ToTensor(), v1.Normalize(MEAN, STD)
@@ -129,10 +123,17 @@ def blurred(target):
 # Collation
 
 
-@pytest.mark.parametrize("collate_fn", [*COLLATIONS[1:], list])
-@pytest.mark.thinned(3)
+def every_collation(samples):
+    """What each makes that stand-ins pass through; the one that writes into the images is last."""
+    return [collate(list(samples)) for collate in COLLATIONS]
+
+
+@pytest.mark.parametrize("collate_fn", [every_collation, padded, exact_types, list])
 def test_a_collate_fn_of_the_users_own(collate_fn):
-    assert_stocks(folder(V1), seed=4, collate_fn=collate_fn, num_workers=1)
+    on_stock, on_dali = pair(folder(V1), seed=4, collate_fn=collate_fn, num_workers=1)
+    assert_same([list(on_dali), list(on_dali)], [list(on_stock), list(on_stock)])
+    in_bulk = "pil.resize" in str(on_dali.explain())
+    assert in_bulk == (collate_fn in (every_collation, list))
 
 
 DECODED = {
@@ -148,21 +149,15 @@ DECODED = {
 }
 
 
-class Decoded(Dataset[Any]):
-    """Tensors that torchvision.io decodes."""
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        image = read_image(path(index))
-        return {name: call(image) for name, call in DECODED.items()}
+def decoded(index):
+    image = read_image(path(index))
+    return {name: call(image) for name, call in DECODED.items()}
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
 def test_values_and_strides_of_decoded_tensors():
     """Cropped and resized ones may have other strides: under stock a crop is a view."""
-    on_stock, on_dali = pair(Decoded(), collate_fn=list)
+    on_stock, on_dali = pair(MapDataset(decoded, 2), collate_fn=list)
     for mine, other in zip(*list(on_dali), *list(on_stock), strict=True):
         for name in DECODED:
             strides = name not in ("cropped", "v2 bicubic")
@@ -174,17 +169,13 @@ def test_images_that_are_not_made_tensors():
     assert equal(list(on_dali), list(on_stock))  # also their ``info``
 
 
-class Twice(Files):
-    def assemble(self, image, target):
-        return {"one": image, "two": image}
-
-
 def test_an_image_that_is_twice_in_a_sample_is_twice_in_the_batch():
-    on_stock, on_dali = pair(Twice(V1), seed=1)
+    files = [encoded(number) for number in range(5)]
+    on_stock, on_dali = pair(Photos(files, lambda image: [V1(image)] * 2), seed=1)
     got = list(on_dali)
     assert_same(got, list(on_stock))
-    got[0]["one"].zero_()
-    assert got[0]["two"].any()
+    got[0][0].zero_()
+    assert got[0][1].any()
 
 
 # Changes between epochs
@@ -204,6 +195,10 @@ def test_what_is_changed_counts_from_the_next_epoch_on():
     for loader in (on_dali, on_stock):
         loader.set_epoch(7)
     assert_same(list(on_dali), list(on_stock))
+    data.transform = Unsteady()
+    with pytest.warns(BackendWarning, match="would have other values"):
+        got = list(on_dali)
+    assert_same(got, list(on_stock))
 
 
 def test_an_epoch_may_be_iterated_on_another_thread():
@@ -304,7 +299,6 @@ SAID = {
     "a map that cannot be read": (
         Tells(V1), r"makes all pixels: reading samples \[0, 3, 7, 10\] of Tells failed: LookupErr"
     ),
-    "a stream": (Streamed(V1), r"pil.resize|resized_crop|pil.crop"),
     "a stream that differs": (Streamed(by_class), "all pixels: Streamed would have other values"),
     "a stream that fails": (Streamed(exact), "could not be recorded: TypeError: no tensor"),
 }  # fmt: skip
@@ -334,18 +328,6 @@ class Shuffled(Streamed):
         return iter(photos)
 
 
-def test_a_stream_that_never_repeats_itself_is_recorded():
-    plan = str(pair(Shuffled(V1), num_workers=1)[1].explain())
-    assert "resize" in plan
-    assert "all pixels" not in plan
-
-
-def test_samples_that_can_be_read_are_proof_enough():
-    plan = str(pair(Partly(V1))[1].explain())
-    assert "resize" in plan
-    assert "all pixels" not in plan
-
-
 class Named(Files):
     """Its samples have names."""
 
@@ -353,39 +335,25 @@ class Named(Files):
         return super().__getitem__("abc".index(name))["image"]
 
 
-def test_samples_with_names_are_proved_and_recorded():
-    on_stock, on_dali = pair(Named(V1), sampler=list("abca"), seed=1)
-    assert "resize" in str(on_dali.explain())
+def test_streams_without_repeats_unreadable_samples_and_names_are_proved_and_recorded():
+    names = {"sampler": list("abca"), "seed": 1}
+    on_stock, on_dali = pair(Named(V1), **names)
     assert_same(list(on_dali), list(on_stock))
+    for data, options in ((Shuffled(V1), {"num_workers": 1}), (Partly(V1), {}), (Named(V1), names)):
+        plan = str(pair(data, **options)[1].explain())
+        assert "resize" in plan
+        assert "all pixels" not in plan
 
 
-def test_another_transform_is_proved_again():
-    data = folder(V1)
-    on_stock, on_dali = pair(data, num_workers=1, seed=1)
-    assert_same(list(on_dali), list(on_stock))
-    data.transform = Unsteady()
-    with pytest.warns(BackendWarning, match="would have other values"):
-        got = list(on_dali)
-    assert_same(got, list(on_stock))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"threads": 0},
-        {"threads": True},
-        {"depth": 1.5},
-        {"fast": "resize"},
-        {"fast": ("blur",)},
-        {"dtype": torch.int8},
-        {"memory_format": torch.channels_last_3d},
-        {"hw_decoder_load": 1.5},
-    ],
-    ids=str,
-)
-def test_options_that_cannot_be_taken(options):
-    with pytest.raises(OptionError, match=next(iter(options))):
-        Dali(**options)
+def test_options_that_cannot_be_taken():
+    for name, *values in (
+        *(("threads", 0, True), ("depth", 1.5), ("fast", "resize", ("blur",))),
+        *(("dtype", torch.int8), ("memory_format", torch.channels_last_3d)),
+        ("hw_decoder_load", 1.5),
+    ):
+        for value in values:
+            with pytest.raises(OptionError, match=name):
+                Dali(**{name: value})
 
 
 def test_options_change_no_sample_but_by_rounding():
@@ -433,18 +401,6 @@ def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain):
         off = (images.cpu().double() - wanted.double()).abs()
         # Other decoders and filters: another crop or flip would be many times as far off.
         assert off.mean() < 0.05 * (wanted.double().max() - wanted.double().min())
-
-
-def test_batches_on_a_device_are_not_pinned(monkeypatch):
-    monkeypatch.setattr(replay, "device_of", lambda _: torch.device("cuda:0"))
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    loader = DataLoader(folder(V1), 4, pin_memory=True)
-    remainder = replay.Replayed(Dali(), loader)
-    remainder.changes(loader)
-    with FakeTensorMode():
-        batch = torch.empty(3, device="cuda")
-        made = remainder.apply(batch, move=lambda each: each, empty_like=torch.empty_like)
-    assert made is batch
 
 
 def test_a_gpu_has_at_most_8_threads(monkeypatch):

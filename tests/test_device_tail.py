@@ -12,7 +12,6 @@ from PIL import Image
 from torch.utils.data import (
     ConcatDataset,
     Dataset,
-    IterableDataset,
     StackDataset,
     TensorDataset,
     default_collate,
@@ -28,6 +27,7 @@ from dataloaders.errors import BackendUnavailable
 from dataloaders.replaying.pointwise import Pointwise
 from helpers.codes import STACKED, Codes, padded
 from helpers.compare import assert_same, assert_same_epochs, run_epochs
+from helpers.datasets import CountingStream, CustomBatch, as_list
 from helpers.pictures import noise
 from helpers.recorded import recording
 
@@ -164,13 +164,6 @@ def test_every_code():
     check(lambda: Codes(STACKED), whole=False)
 
 
-@pytest.mark.nightly  # torchvision is imported in the worker, for seconds
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_workers_that_are_not_forked(context):
-    options = {"num_workers": 1, "multiprocessing_context": context}
-    check(lambda: FakeData(9, (3, 12, 12), transform=normalized()), **options)
-
-
 class Watching(Prefetch):
     """Notes the dtype of the first image of each batch that is sent."""
 
@@ -202,18 +195,6 @@ def test_a_transform_that_changes_between_epochs_is_followed():
     for mean in (MEAN, (0.5,) * 3):
         data.transform.transforms[-1] = v1.Normalize(mean, STD)
         assert_same(list(with_tail), list(on_torch))
-
-
-class Batch:
-    def __init__(self, samples):
-        self.images, self.labels = default_collate(samples)
-
-    def to(self, device):
-        return self
-
-
-def as_list(samples):
-    return samples
 
 
 def now_and_then(samples):
@@ -252,33 +233,27 @@ def test_batches_of_other_sorts():
     check(lambda: Pictures(normalized()), batch_size=8)
     check(lambda: Pictures(normalized(), size=1), batch_size=8)
     check(lambda: Pictures(normalized()), batch_sampler=[[1, 2], [4]], batch_size=1)
-    check(lambda: Pictures(normalized()), collate_fn=Batch)
+    check(lambda: Pictures(normalized()), collate_fn=CustomBatch)
     check(lambda: Pictures(TAILS["v2"], sizes), collate_fn=as_list)
     check(lambda: Pictures(TAILS["v1, PILToTensor"], sizes), batch_size=None)
     check(lambda: Pictures(normalized()), collate_fn=now_and_then)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Pictures(normalized(), erasing),
-        lambda: Pictures(normalized(), beside_others),
-        lambda: Pictures(normalized(), lambda *own: (plain(*own)[0], plain(*own)[0] * 1.5)),
-        lambda: ConcatDataset([Pictures(normalized()), Pictures(None, arrays)]),
-        lambda: Pictures(v1.ToTensor(), once(Image.new("I", (12, 10)))),
-        lambda: Pictures(v1.ToTensor(), once(np.ones((10, 12, 3), np.float32))),
-    ],
-    ids=[
-        "erased now and then",
-        "beside others",
-        "beside arithmetic",
-        "beside arrays",
-        "ints",
-        "floats",
-    ],
-)
-def test_floats_of_other_origin_stay_floats(make):
-    check(make, whole=False, batch_size=1)
+def worked_on(own, index):
+    image, _ = plain(own, index)
+    return image, image * 1.5
+
+
+def test_floats_of_other_origin_stay_floats():
+    data = StackDataset(
+        erased=Pictures(normalized(), erasing),
+        beside_others=Pictures(normalized(), beside_others),
+        beside_arithmetic=Pictures(normalized(), worked_on),
+        beside_arrays=ConcatDataset([Pictures(normalized(), size=5), Pictures(None, arrays, 4)]),
+        ints=Pictures(v1.ToTensor(), once(Image.new("I", (12, 10)))),
+        floats=Pictures(v1.ToTensor(), once(np.ones((10, 12, 3), np.float32))),
+    )
+    check(lambda: data, whole=False, batch_size=1)
 
 
 def test_images_of_one_channel_that_are_not_stacked_keep_their_strides():
@@ -299,15 +274,6 @@ def test_a_sample_unlike_those_that_were_proved_raises_its_own_error(odd, error,
         list(loader)
 
 
-def test_the_users_objects_are_as_they_were():
-    transform = normalized()
-    dataset = Pictures(transform)
-    members, held = list(transform.transforms), dict(vars(dataset))
-    list(tailed(dataset))
-    assert transform.transforms == members
-    assert dict(vars(dataset)) == held
-
-
 def test_the_datasets_own_arrays_are_not_handed_out():
     pixels = np.zeros((4, 6, 5), np.uint8)
     dataset = Pictures(v1.ToTensor(), lambda own, index: own.transform(pixels[index]), size=4)
@@ -317,13 +283,6 @@ def test_the_datasets_own_arrays_are_not_handed_out():
 
 
 # Refusals
-
-
-class Stream(IterableDataset):
-    transform = normalized()
-
-    def __iter__(self):
-        return iter(())
 
 
 ERASING = chain(v1.ToTensor(), v1.RandomErasing(1.0), FLOATS[1])
@@ -342,7 +301,7 @@ REFUSED = {
         r"reading samples \[0, 3, 5, 8\] of Pictures failed: ZeroDivisionError",
     ),
     "empty": (Pictures(normalized(), size=0), r"Pictures has no len\(\) or no samples"),
-    "stream": (Stream(), "Stream has no samples by index"),
+    "stream": (CountingStream(), "CountingStream has no samples by index"),
     "three means for one": (Pictures(chain(v1.Grayscale(), *FLOATS)), "RuntimeError: .*shape"),
 }  # fmt: skip
 

@@ -1,9 +1,10 @@
-"""Datasets of all kinds, recorded and replayed: equal to the bit, and so are the generators."""
+"""Samples of all kinds, recorded and replayed: equal to the bit, and so are the generators.
+
+Batches, collation and torch's workers: test_dali and test_device_tail.
+"""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ import torchvision.transforms as v1
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from helpers import recorded
-from helpers.codes import CODES, COLLATIONS, MEAN, STD, exact_types, padded
-from helpers.compare import assert_same, seed_everything
+from helpers.codes import CODES, MEAN, STD
+from helpers.compare import assert_same
 from helpers.recorded import Code, as_recorded, equal, is_recorded, path
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -54,25 +55,25 @@ def test_the_docs_say_what_is_recorded() -> None:
 
 # Chains of transforms that hypothesis makes up
 
-OF_BOTH = [
-    v1.RandomResizedCrop(24), v1.RandomCrop(20, 3, pad_if_needed=True), v1.CenterCrop(30),
-    v1.Resize((33, 21)), v1.Resize(26), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip(),
-    v1.Pad((1, 2, 3, 4), padding_mode="edge"), v1.Pad(2, 5), v1.ColorJitter(0.4, 0.4, 0.4, 0.2),
-    v1.RandomGrayscale(0.5), v1.Grayscale(3), v1.GaussianBlur(3), v1.RandomRotation(30),
-    v1.RandomAffine(20, (0.1, 0.2), (0.8, 1.3), 9), v1.RandomPerspective(0.4, 0.9),
-    v1.RandomInvert(), v1.RandomPosterize(3), v1.RandomSolarize(99), v1.RandomEqualize(),
-    v1.RandomAutocontrast(), v1.RandomAdjustSharpness(1.7),
-]  # fmt: skip
-OF_V2 = [
-    v2.RandomResizedCrop(24), v2.RandomCrop(20, 3, pad_if_needed=True), v2.CenterCrop(30),
-    v2.Resize((33, 21)), v2.RandomShortestSize(20, 30), v2.ScaleJitter((28, 28)),
-    v2.RandomHorizontalFlip(), v2.RandomZoomOut(7, (1, 2)), v2.RandomPhotometricDistort(),
-    v2.ColorJitter(0.4, 0.4, 0.4, 0.2), v2.RandomGrayscale(0.5), v2.GaussianBlur(3),
-    v2.RandomRotation(30), v2.RandomAffine(20, (0.1, 0.2), (0.8, 1.3), 9), v2.ElasticTransform(9.0),
-    v2.RandomPerspective(0.4, 0.9), v2.RandomPosterize(3), v2.RandomSolarize(99),
-    v2.RandomEqualize(), v2.RandomAutocontrast(), v2.RandomAdjustSharpness(1.7), v2.RandomInvert(),
+
+def of_both(lib: Any) -> list[Any]:
+    return [
+        lib.RandomResizedCrop(24), lib.RandomCrop(20, 3, pad_if_needed=True), lib.CenterCrop(30),
+        lib.Resize((33, 21)), lib.Resize(26), lib.RandomHorizontalFlip(), lib.RandomVerticalFlip(),
+        lib.Pad((1, 2, 3, 4), padding_mode="edge"), lib.Pad(2, 5), lib.RandomGrayscale(0.5),
+        lib.ColorJitter(0.4, 0.4, 0.4, 0.2), lib.Grayscale(3), lib.GaussianBlur(3),
+        lib.RandomRotation(30), lib.RandomAffine(20, (0.1, 0.2), (0.8, 1.3), 9),
+        lib.RandomPerspective(0.4, 0.9), lib.RandomInvert(), lib.RandomPosterize(3),
+        lib.RandomSolarize(99), lib.RandomEqualize(), lib.RandomAutocontrast(),
+        lib.RandomAdjustSharpness(1.7),
+    ]  # fmt: skip
+
+
+STEPS = {v1: of_both(v1), v2: [
+    *of_both(v2), v2.RandomShortestSize(20, 30), v2.ScaleJitter((28, 28)),
+    v2.RandomZoomOut(7, (1, 2)), v2.RandomPhotometricDistort(), v2.ElasticTransform(9.0),
     v2.RandomChannelPermutation(), v2.TrivialAugmentWide(), v2.RandAugment(), v2.AutoAugment(),
-]  # fmt: skip
+]}  # fmt: skip
 FILES = [("JPEG", "RGB"), ("JPEG", "L"), *(("PNG", mode) for mode in ("RGB", "L", "P"))]
 FILES.append(("WEBP", "RGB"))
 
@@ -81,7 +82,7 @@ FILES.append(("WEBP", "RGB"))
 def chains(draw: st.DrawFn) -> list[Any]:
     """Steps on an image, the step that makes it a tensor at any place among them, and an end."""
     second = draw(st.booleans())
-    steps = draw(st.lists(st.sampled_from(OF_V2 if second else OF_BOTH), max_size=4))
+    steps = draw(st.lists(st.sampled_from(STEPS[v2 if second else v1]), max_size=4))
     place = draw(st.integers(0, len(steps)))
     if second:
         turn = [v2.ToImage(), *draw(st.sampled_from([[], [v2.ToDtype(torch.float32, scale=True)]]))]
@@ -111,72 +112,8 @@ def test_a_recorded_chain_is_the_datasets_own(effort: int) -> None:
     check()
 
 
-# Through torch's workers
-
-
-class Labelled:
-    def __init__(self, name: str = "v1_train") -> None:
-        self.name = name
-
-    def __len__(self) -> int:
-        return 13
-
-    def __getitem__(self, index: int) -> Any:
-        return CODES[self.name][0](index % 5), index % 7
-
-
-class Bulk(Labelled):
-    def __getitems__(self, indices: Any) -> Any:
-        return [self[index] for index in indices]
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        worker = torch.utils.data.get_worker_info()
-        yield from (Labelled()[index] for index in range(worker.id if worker else 0, 13, 2))
-
-
-def shown(worker_id: int) -> None:
-    worker = torch.utils.data.get_worker_info()
-    assert worker is not None
-    assert type(worker.dataset) in (Labelled, *map(type, DATASETS))
-    random.seed(worker_id)
-
-
-JOINED = ConcatDataset([Labelled(), Labelled("arrays")])
-DATASETS = Bulk(), Stream(), Subset(Labelled(), range(3, 9)), JOINED
-
-
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize(
-    ("dataset", "collate_fn"),
-    [*((Labelled(), function) for function in COLLATIONS), *((each, None) for each in DATASETS)],
-)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_torchs(dataset: Any, collate_fn: Any, workers: int) -> None:
-    streams = isinstance(dataset, IterableDataset)
-    options = {"num_workers": workers, "worker_init_fn": shown, "shuffle": not streams or None}
-    loader: Any = DataLoader(dataset, 4, collate_fn=collate_fn, **options)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in workers: sums of floats depend on it
-    try:
-        seed_everything()
-        expected = list(loader)
-        seed_everything()
-        sent = list(recorded.recording(loader))
-        assert_same([recorded.finished(batch) for batch in sent], expected)
-    finally:
-        torch.set_num_threads(threads)
-    fails = collate_fn in (padded, exact_types)
-    assert [is_recorded(batch) for batch in sent] == [not fails] * len(expected)
-    if not streams and not fails:
-        before = torch.get_rng_state()
-        assert_same([recorded.ask_again(batch.again, loader) for batch in sent], expected)
-        assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_nothing_is_recorded_with_an_older_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader: Any = DataLoader(Labelled("v1_eval"), 4)
+    loader: Any = DataLoader(Code(CODES["v1_eval"][0]), 4)
     monkeypatch.setattr(PIL, "__version__", "10.4.0")
     recorded.self_test.cache_clear()
     try:

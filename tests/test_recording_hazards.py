@@ -9,12 +9,9 @@ import io
 import os
 import pickle
 import random
-import threading
 import weakref
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -80,71 +77,29 @@ def drawn(image):
     return image
 
 
-def written(array, value=9):
-    array[1:3] = value
-    return array
-
-
-def pasted(image):
-    back = Image.new(image.mode, (90, 90))
-    back.paste(image, (2, 3))
-    return back
-
-
 def methods_taken_first(image):
     crop, convert, draft = image.crop, image.convert, image.draft
     return image.getpixel((3, 4)), crop((1, 2, 9, 9)), convert("L"), draft("L", (9, 9))
 
 
-def with_palette(image):
-    grey = image.convert("L")
-    grey.putpalette(bytes(range(256)) * 3)
-    return grey
-
-
-def copied_then_written(image):
-    other = image.copy()
-    return drawn(other), image
-
-
-def written_after_a_crop(image):
-    part = image.crop((1, 1, 9, 9))
-    return part, drawn(image), part
-
-
-def filters_changed_later(image):
-    blur = ImageFilter.GaussianBlur(1)
-    return image.filter(blur), setattr(blur, "radius", 9)
-
-
-def lists_changed_later(image):
-    data = [1, 1, 8, 8]
-    return image.transform((9, 9), Image.Transform.EXTENT, data), data.clear()
-
-
-def written_before_enhanced(image):
-    enhancer = ImageEnhance.Contrast(image)
-    drawn(image)
-    return enhancer.enhance(0.5)
-
-
 images(
-    numpy_copies=lambda im: Image.fromarray(written(np.array(im))),
+    numpy_copies=lambda im: Image.fromarray(
+        after(array := np.array(im), array.__setitem__(slice(1, 3), 9))
+    ),
     getpixel=lambda im: im.getpixel((3, 4)),
     putpixel=lambda im: after(im, im.putpixel((3, 4), im.getpixel((5, 6)))),
     load_reads=lambda im: im.load()[3, 4],
     load_writes=lambda im: after(im, im.load().__setitem__((3, 4), im.load()[7, 7])),
     bands=lambda im: (im.getbands(), im.getchannel(0), im.split()[-1]),
     paste_into=lambda im: after(im, im.paste(7, (2, 3, 9, 9))),
-    paste_onto=pasted,
     draw=drawn,
     methods_taken_first=methods_taken_first,
     blend=lambda im: Image.blend(im, im.transpose(1), 0.3),
-    putpalette=with_palette,
+    putpalette=lambda im: after(grey := im.convert("L"), grey.putpalette(bytes(range(256)) * 3)),
     pickled=lambda im: np.asarray(pickle.loads(pickle.dumps(im))),
     deep_copied=lambda im: copy.deepcopy({"image": im, "same": im}),
-    copied_then_written=copied_then_written,
-    written_after_a_crop=written_after_a_crop,
+    copied_then_written=lambda im: (drawn(im.copy()), im),
+    written_after_a_crop=lambda im: (part := im.crop((1, 1, 9, 9)), drawn(im), part),
     compared=lambda im: (im == im.copy(), im != im.transpose(0), im in [1, im], im == 3),
     unhashable=lambda im: {im},
     weakly_referenced=lambda im: weakref.ref(im)() is im,
@@ -164,13 +119,15 @@ images(
         im.convert("1"), im.convert("F"), im.convert("I"), F.to_tensor(im.convert("1"))
     ),
     filter_classes=lambda im: (im.filter(ImageFilter.SMOOTH), im.filter(ImageFilter.MinFilter)),
-    filters_changed_later=filters_changed_later,
+    filters_changed_later=lambda im: (
+        im.filter(blur := ImageFilter.GaussianBlur(1)), setattr(blur, "radius", 9)
+    ),
     enhancers=lambda im: [
         getattr(ImageEnhance, name)(im).enhance(factor)
         for name in ("Color", "Contrast", "Brightness", "Sharpness")
         for factor in (0.0, 0.4, 1, 1.7)
     ],
-    written_before_enhanced=written_before_enhanced,
+    written_before_enhanced=lambda im: after(ImageEnhance.Contrast(im), drawn(im)).enhance(0.5),
     operations=lambda im: [
         ImageOps.expand(im, 3, 7), ImageOps.invert(im), ImageOps.posterize(im, 3),
         ImageOps.solarize(im, 99), ImageOps.autocontrast(im, 2), ImageOps.equalize(im),
@@ -183,7 +140,9 @@ images(
         im.transform((9, 9), Image.Transform.MESH, [((0, 0, 9, 9), (0, 0, 0, 9, 9, 9, 9, 0))]),
         im.rotate(90), im.rotate(33, expand=True, fillcolor=3), im.rotate(10, center=(1, 2)),
     ],
-    lists_changed_later=lists_changed_later,
+    lists_changed_later=lambda im: (
+        im.transform((9, 9), Image.Transform.EXTENT, data := [1, 1, 8, 8]), data.clear()
+    ),
     information=lambda im: (
         dict(im.info), im.getexif().tobytes(), im.info.update(x=1), im.crop((0, 0, 3, 3)).info
     ),
@@ -214,48 +173,9 @@ images(
 )  # fmt: skip
 
 
-@dataclass
-class Held:
-    image: Any
-
-
 def with_return_type(x):
     with tv_tensors.set_return_type("TVTensor"):
         return tv_tensors.Image(x) * 2
-
-
-def written_through_numpy(x):
-    other = x[1]
-    x.numpy()[:] = 0.5
-    return x, other
-
-
-def written_below(x):
-    part, plus = x[0], x + 1
-    part.mul_(0.5)
-    part[2:4] = 0
-    return x, part, plus
-
-
-def written_above(x):
-    part = x.view(3, -1)[:, 5:9]
-    x += 1
-    x[:, 0] = 7
-    return part, x
-
-
-def mean_changed_later(x):
-    mean, scale = [0.1, 0.2, 0.3], torch.full((3, 1, 1), 2.0)
-    made = F.normalize(x, mean, [0.5] * 3), x * scale
-    mean.clear()
-    scale.zero_()
-    return made
-
-
-def saved(x):
-    torch.save(x, file := io.BytesIO())
-    file.seek(0)
-    return torch.load(file)
 
 
 def caught(function, *args):
@@ -308,13 +228,20 @@ tensors(
     stacked_with_real=lambda x: torch.stack([x, torch.ones(3, 16, 20), x.clone().cos()]),
     in_place=lambda x: x.mul_(2).add_(1).clamp_(0, 2).sub_(x),
     in_place_functions=lambda x: (torch.relu_(x), x.neg_()),
-    written_below=written_below,
-    written_above=written_above,
-    written_through_numpy=written_through_numpy,
+    written_below=lambda x: (
+        part := x[0], x + 1, part.mul_(0.5), part.__setitem__(slice(2, 4), 0), x
+    ),
+    written_above=lambda x: (
+        x.view(3, -1)[:, 5:9], x.__iadd__(1), x.__setitem__((slice(None), 0), 7)
+    ),
+    written_through_numpy=lambda x: (x[1], x.numpy().fill(0.5), x),
     erased=lambda x: F.erase(x, 1, 2, 3, 4, torch.rand(3, 1, 1), inplace=random.random() < 0.5),
     normalized_in_place=lambda x: (F.normalize(x, [0.5], [0.5], inplace=True), x),
-    mean_changed_later=mean_changed_later,
-    saved=saved,
+    mean_changed_later=lambda x: (
+        F.normalize(x, mean := [0.1, 0.2, 0.3], [0.5] * 3), mean.clear(),
+        x * (scale := torch.full((3, 1, 1), 2.0)), scale.zero_(),
+    ),
+    saved=lambda x: torch.load(after(file := io.BytesIO(), torch.save(x, file), file.seek(0))),
     pickled_tensors=lambda x: (pickle.loads(pickle.dumps(x)), copy.deepcopy(x), copy.copy(x)),
     exact_types=lambda x: (
         type(x) == torch.Tensor,  # noqa: E721
@@ -331,7 +258,6 @@ tensors(
         {"m": tv_tensors.Mask(x), "i": tv_tensors.Image(x)}
     ),
     with_return_type=with_return_type,
-    dataclasses=lambda x: (Held(x).image, vars(Held(x))["image"]),
     to_pil=lambda x: (
         F.to_pil_image(x), F.to_pil_image(x[:1]), F.to_pil_image((x * 255).byte())
     ),
@@ -351,16 +277,6 @@ def with_default_dtype(index):
         return tensor(index)
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-@hazard
-def deleted_files(index):
-    file = Path(f"{path(index)}.{threading.get_ident()}")
-    file.write_bytes(encoded(index))
-    image, later = Image.open(file), Image.open(file)
-    image.load()
-    file.unlink()
-    return F.to_tensor(image), F.to_tensor(later)
 
 
 @hazard
@@ -422,13 +338,6 @@ def with_blocks(index):
 
 
 @hazard
-def with_blocks_left_unread(index):
-    with Image.open(path(index)) as image:
-        pass
-    return F.to_tensor(image)
-
-
-@hazard
 def members_of_archives(index):
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w") as archive:
@@ -444,15 +353,6 @@ def pipes(index):
         out.write(encoded(index))
     with os.fdopen(reading, "rb") as file:
         return F.to_tensor(Image.open(file))
-
-
-@hazard
-def formats(index):
-    kinds = (
-        "GIF RGB, TIFF RGB, PNG I;16, PNG P, PNG LA, PNG 1, WEBP RGBA, JPEG L, JPEG CMYK, PPM RGB"
-    )
-    found = [Image.open(path(index, *kind.split())) for kind in kinds.split(", ")]
-    return [(each.resize((9, 9)), each.mode, each.info) for each in found]
 
 
 @hazard
@@ -475,18 +375,6 @@ def several_frames(index):
     image = Image.open(file)
     image.seek(2)
     return np.asarray(image.convert("RGB")), image.n_frames
-
-
-@hazard
-def truncated_files(index):
-    kind = ("JPEG", "PNG", "WEBP", "BMP", "PPM")[index]
-    data = encoded(index, kind)[: -len(encoded(index, kind)) // 3]
-    try:
-        image = Image.open(io.BytesIO(data))
-        image.load()
-    except (OSError, SyntaxError) as error:
-        return type(error).__name__
-    return F.to_tensor(image)
 
 
 @hazard
@@ -515,11 +403,6 @@ def truncated_files_that_are_loaded(index):
         return F.to_tensor(Image.open(io.BytesIO(encoded(index)[:-200])))
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = False
-
-
-@hazard
-def files_that_are_none(index):
-    return Image.open(io.BytesIO(b"no image"))
 
 
 CACHE = {}

@@ -21,7 +21,6 @@ from helpers.recorded import Photos, both, program, recording
 
 SIDES = [(61, 83), (48, 50), (90, 40), (70, 71), (52, 97)]
 FILES = [saved(smooth(seed, *sides), quality=80 + seed) for seed, sides in enumerate(SIDES)]
-CMYK = saved(smooth(4, 52, 97).convert("CMYK"))
 
 
 class Noting(WindowDecoder):
@@ -163,13 +162,3 @@ def test_windows_of_files_are_pillows(progressive):
                 assert made is None
             else:
                 assert np.array_equal(made, whole[upper:lower, left:right])
-
-
-def test_what_is_left_to_pillow():
-    good = FILES[0]
-    left = [saved(smooth(0), "PNG"), CMYK, b"", b"no image", good[:200], good[: len(good) // 2]]
-    decoder = WindowDecoder()
-    found = [decoder.decode(file) for file in (good, *left, good)]
-    assert [each is None for each in found] == [False, *[True] * len(left), False]
-    assert decoder.decode(good, (-1, 0, 20, 20)) is None
-    assert decoder.decode(good, (0, 0, 84, 20)) is None

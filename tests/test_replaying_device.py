@@ -2,6 +2,7 @@
 
 from contextlib import closing, contextmanager
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from backends.dali import Dali
 from backends.dali.decode import WindowDecoder
 from backends.dali.graph import Graph
 from dataloaders import DataLoader
-from dataloaders.replaying import DecodeError, ReplayError, device, grouped, jpeg, kernels
+from dataloaders.replaying import ReplayError, device, grouped, jpeg, kernels
 from dataloaders.replaying.device import DeviceReplay
 from dataloaders.replaying.host import HostReplay
 from helpers.compare import assert_same
@@ -216,14 +217,19 @@ def test_a_refused_file_goes_by_the_cpu_from_then_on(host):
     assert graph.fed == [8, 7]
     assert torch.equal(replay.apply(recorded), stock)
     graph.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        replay.apply(recorded)
 
 
-class Copies(TorchDispatchMode):
-    """Notes copies between devices for which the host waits: those not queued, or not pinned."""
+class Operations(TorchDispatchMode):
+    """Counts torch's operations.
+
+    Notes copies between devices for which the host waits: those not queued, or not pinned.
+    """
 
     def __init__(self):
         super().__init__()
-        self.waiting, self.pinned = [], []
+        self.count, self.waiting, self.pinned = 0, [], []
 
     def pin(self, tensor, device=None):
         """Stand for ``tensor.pin_memory()``, which needs a device."""
@@ -232,6 +238,7 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        self.count += 1
         out = func(*args, **kwargs)
         if func.name() in ("aten::_to_copy", "aten::copy_"):
             source = args[1] if func.name() == "aten::copy_" else args[0]
@@ -254,7 +261,7 @@ def fake_cuda(monkeypatch):
     """Inside, tensors on "cuda" can be made and worked on; gives the copies that wait."""
     kernels._hsv_tables.cache_clear()
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), Copies() as copies:
+        with FakeTensorMode(allow_non_fake_inputs=True), Operations() as copies:
             monkeypatch.setattr(torch.Tensor, "pin_memory", lambda *given: copies.pin(*given))
             kernels._hsv_tables(torch.device("cuda", 0))  # copied once
             copies.waiting.clear()
@@ -294,43 +301,11 @@ def test_nothing_waits_for_a_device(case, monkeypatch):
     host.close()
 
 
-class Launches(TorchDispatchMode):
-    """Counts torch's operations."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_colours_of_a_batch_are_done_together(replay):
     _, recorded = both(Photos(FILES, v1.Compose([v1.RandomCrop(SIDE), colours, *NORMAL])))
-    with Launches() as launches:
+    with Operations() as operations:
         replay.apply(recorded)
-    assert launches.count < 12 * COUNT  # image by image there are 100 an image
-
-
-def operations_by_place(photos, collate_fn=default_collate):
-    """The operations that a device makes of a batch, and those that the CPU makes."""
-    _, recorded = both(photos, collate_fn)
-    places = list(zip(recorded.program, device.made_on_device(recorded), strict=True))
-    return tuple({step[0] for step, there in places if there is at} for at in (True, False))
-
-
-def test_made_on_device_says_where_each_call_runs():
-    crop = v1.RandomCrop(SIDE)
-    jpeg, png = FILES[:2], [saved(smooth(0, 50, 49), "PNG")] * 2
-    floats = {"to_tensor", "v1t.normalize", "torch.stack"}
-    bilinear = v1.RandomRotation((30, 30), v1.InterpolationMode.BILINEAR)
-    plain, turned = v1.Compose([crop, *NORMAL]), v1.Compose([crop, bilinear, *NORMAL])
-    assert operations_by_place(Photos(jpeg, plain)) == ({"open", "pil.crop", *floats}, set())
-    assert operations_by_place(Photos(png, plain)) == (floats, {"open", "pil.crop"})
-    assert "pil.transform" in operations_by_place(Photos(jpeg, turned))[1]
-    assert operations_by_place(Photos(jpeg, plain), list)[0] == set()
-    there, here = operations_by_place(Photos(jpeg, masked), weighed)
-    assert {"tensor.mul", "v1t.normalize"} <= there
-    assert {"pil_to_tensor", "tensor.long", "torch.stack"} <= here
+    assert operations.count < 12 * COUNT  # image by image there are 100 an image
 
 
 def test_common_jpeg_files():
@@ -382,25 +357,6 @@ def windows(files):
     return np.array(columns, np.int32), torch.from_numpy(np.stack(wanted))
 
 
-def test_a_graph_decodes_windows_as_pillow_does():
-    graph = Graph(8, CPU, threads=2)
-    files = FILES[:21]
-    given, wanted = windows(files)
-    out = torch.empty_like(wanted)
-    damaged = list(files)
-    damaged[12] = files[12][:-200]
-    graph.decode(files, given, out)
-    assert torch.equal(out, wanted)
-    with pytest.raises(DecodeError) as caught:
-        graph.decode(damaged, given, out)
-    assert caught.value.sample == 12
-    graph.decode(files, given, out.zero_())
-    assert torch.equal(out, wanted)
-    graph.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        graph.decode(files, given, out)
-
-
 @pytest.mark.parametrize("engine", [0.0, Dali().hw_decoder_load])
 def test_the_graph_of_a_device(engine):
     """Defined and not built: DALI checks names and arguments, and only its build needs a device."""
@@ -424,32 +380,21 @@ def test_the_graph_of_a_device(engine):
     assert made.device == "gpu"
 
 
-DAMAGED = """
-import io
-import torch
-import warnings
-from PIL import Image
-from torch.utils.data import Dataset
+DAMAGED = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
 from torchvision import transforms
 from backends.dali import Dali
 from dataloaders import DataLoader
+from helpers.pictures import saved, smooth
+from helpers.recorded import Photos
 
-file = io.BytesIO()
-Image.effect_noise((90, 80), 50).convert("RGB").save(file, "JPEG")
-
-class Photos(Dataset):
-    make = transforms.Compose([transforms.RandomCrop(40), transforms.ToTensor()])
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, key):
-        end = -200 if key == 40 else None
-        return self.make(Image.open(io.BytesIO(file.getvalue()[:end])).convert("RGB"))
-
+file = saved(smooth(0, 80, 90))
+make = transforms.Compose([transforms.RandomCrop(40), transforms.ToTensor()])
+photos = Photos([file] * 40 + [file[:-200]] + [file] * 23, make)
 for _ in range(5):
     try:
-        list(DataLoader(Photos(), 64, backend=Dali()))
+        list(DataLoader(photos, 64, backend=Dali()))
     except OSError as error:
         print(error)
 """

@@ -1,61 +1,44 @@
 """Shared memory for the files of recorded batches, used again."""
 
-import io
 import os
 import signal
 
-import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from PIL import Image
-from torch.utils.data import Dataset
 from torchvision.transforms.functional import to_tensor
 
 from backends.stock import Stock
 from dataloaders import DataLoader
-from dataloaders.recording.worker import recording_changes
-from dataloaders.specification import view_of
 from helpers.compare import assert_same
-from helpers.recorded import replayed
+from helpers.pictures import noise, saved
+from helpers.recorded import Photos, recording, replayed
 
 TorchLoader = torch.utils.data.DataLoader
 SMALLEST = 2 << 20  # of a batch of files in a slot
 
 
-class Noise(Dataset):
+def small(image):
+    return to_tensor(image.resize((5, 5)))
+
+
+def photos(length, sides=(750,)):
     """Files of random pixels: of 1.7 MB, or of many sizes."""
-
-    def __init__(self, length, sides=(750,)):
-        self.files = []
-        for index in range(length):
-            side = sides[index % len(sides)]
-            pixels = np.random.default_rng(index).integers(0, 256, (side, side, 3), np.uint8)
-            file = io.BytesIO()
-            Image.fromarray(pixels).save(file, "PNG", compress_level=0)
-            self.files.append(file.getvalue())
-
-    def __len__(self):
-        return len(self.files)
-
-    def __getitem__(self, index):
-        return to_tensor(Image.open(io.BytesIO(self.files[index])).resize((5, 5)))
+    squares = (noise(*[sides[n % len(sides)]] * 2, seed=n) for n in range(length))
+    return Photos([saved(square, "PNG", compress_level=0) for square in squares], small)
 
 
 def recorded(dataset, **options):
-    def view(loader):
-        return view_of(loader, **recording_changes(loader))
-
-    stock = Stock(gather=False, view=view)
+    stock = Stock(gather=False, view=recording)
     return DataLoader(dataset, 2, **{"num_workers": 1, **options}, backend=stock)
 
 
 def test_files_go_into_the_ring_and_those_that_are_held_stay():
-    loader = recorded(Noise(12), persistent_workers=True)
+    loader = recorded(photos(12), persistent_workers=True)
     held = list(loader)
     assert not any(batch.files.is_shared() for batch in held[:4]), "a slot is plain memory here"
     held += list(loader)  # more than there are slots
-    for batch, expected in zip(held, 2 * list(TorchLoader(Noise(12), 2)), strict=True):
+    for batch, expected in zip(held, 2 * list(TorchLoader(photos(12), 2)), strict=True):
         assert torch.equal(replayed(batch), expected)
     del batch, held
     assert not next(iter(loader)).files.is_shared(), "their slots serve again"
@@ -71,7 +54,7 @@ def test_files_go_into_the_ring_and_those_that_are_held_stay():
     ids=["workers", "persistent", "no forks"],
 )
 def test_batches_of_many_sizes_are_torchs(options):
-    dataset = Noise(24, (600, 900, 20, 750))
+    dataset = photos(24, (600, 900, 20, 750))
     expected = list(TorchLoader(dataset, 2))
     loader = recorded(dataset, **options)
     for _ in range(2):
@@ -85,7 +68,7 @@ def test_batches_of_many_sizes_are_torchs(options):
 
 
 def test_a_forked_child_that_drops_a_batch_does_not_free_its_slot():
-    batches = iter(recorded(Noise(24)))
+    batches = iter(recorded(photos(24)))
     held = [next(batches)]  # torch's threads do not survive the fork
     expected = held[0].files.clone()
     pid = os.fork()

@@ -21,8 +21,6 @@ from torchvision.transforms import v2
 
 from .recorded import encoded, path
 
-__all__ = ["CODES", "COLLATIONS", "STACKED", "Codes", "exact_types", "padded"]
-
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 CODES: dict[str, tuple[Callable[[int], Any], str]] = {}
 """By name: the dataset's code, and whether all, some or none of it is recorded."""
@@ -330,4 +328,4 @@ def exact_types(samples: Any) -> Any:
     return stacked(samples)
 
 
-COLLATIONS = (None, mixed, stacked, as_dicts, channels_last, in_place, padded, exact_types)
+COLLATIONS = mixed, stacked, as_dicts, channels_last, default_collate, in_place

@@ -53,13 +53,10 @@ class Files(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def assemble(self, image: Any, target: int) -> dict[str, Any]:
-        return {"image": image, "meta": {"label": target, "name": f"n{target}"}}
-
     def __getitem__(self, index: int) -> Any:
         image: Any = Image.open(self.paths[index]).convert("RGB")
         image = image if self.transform is None else self.transform(image)
-        return self.assemble(image, 3 * index)
+        return {"image": image, "meta": {"label": 3 * index, "name": f"n{index}"}}
 
 
 class Digits(datasets.MNIST):
@@ -98,11 +95,9 @@ def photo(path: Path, seed: int, channels: int = 3) -> None:
 
 
 def image_folder(root: Path, **options: Any) -> Any:
-    for label, name in enumerate(("cat", "dog")):
-        for number in range(3):
-            photo(root / "photos" / name / f"{number}.jpg", 5 * label + number)
-    photo(root / "photos" / "dog" / "9.png", 9, 4)
-    return datasets.ImageFolder(str(root / "photos"), **options)
+    photos = write_folder(root / "photos", 6)
+    noise(9, 12, 4).save(photos / "class2" / "9.png")
+    return datasets.ImageFolder(str(photos), **options)
 
 
 def voc_segmentation(root: Path, **options: Any) -> Any:
