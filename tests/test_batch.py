@@ -6,7 +6,7 @@ import collections
 import copy
 import dataclasses
 import types
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
 from dataloaders.batches import tree
-from helpers.compare import assert_same
+from helpers.compare import assert_same, tensors_in
 
 META = torch.device("meta")
 zeroed = torch.zeros_like
@@ -78,23 +78,10 @@ def containers(inner):
 nestings = st.recursive(tensors | plain, containers, max_leaves=12)
 
 
-def flat(value):
-    """Return the tensors in ``value``, found in another way than by the code under test."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif isinstance(value, (Plain, Frozen, Slotted)):
-        value = [getattr(value, f.name) for f in dataclasses.fields(value)]
-    elif not isinstance(value, (list, tuple, collections.deque)):
-        return []
-    return [leaf for child in value for leaf in flat(child)]
-
-
 @given(nestings)
 def test_any_nesting_is_walked_mapped_moved_and_described(batch):
     before = copy.deepcopy(batch)
-    found, expected = list(tree.leaves(batch)), flat(batch)
+    found, expected = list(tree.leaves(batch)), tensors_in(batch)
     assert list(map(id, found)) == list(map(id, expected))
     assert tree.nbytes(batch) == sum(leaf.numel() * leaf.itemsize for leaf in expected)
     assert tree.samples_in(batch) == (len(found[0]) if found else None)
@@ -161,17 +148,11 @@ class Made(Items):
         super().__init__({"a": torch.ones(2)})
 
 
-class Window(Sequence):
+class Window(tuple):
     """A sequence that can't be made from its items."""
 
-    def __init__(self, items, start, end):
-        self.view = items[start:end]
-
-    def __getitem__(self, index):
-        return self.view[index]
-
-    def __len__(self):
-        return len(self.view)
+    def __new__(cls, items, start, end):
+        return super().__new__(cls, items[start:end])
 
 
 def test_mappings_that_cannot_be_made_from_their_items():

@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import pickle
 import warnings
 
 import pytest
@@ -11,7 +10,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from dataloaders import DataLoader
 from dataloaders.errors import OptionError
-from helpers.datasets import CountingStream, MapDataset, integer_sample
+from helpers.datasets import CountingStream, MapDataset, ShortStream, integer_sample
 
 TorchLoader = torch.utils.data.DataLoader
 OURS = {"backend": None, "device": None, "seed": None, "on_error": "raise"}
@@ -40,13 +39,6 @@ LONGER = [
     {"batch_size": None, "sampler": [1], "collate_fn": list},
     {"batch_size": 2, "shuffle": True, "drop_last": True, "pin_memory": True},
 ]
-
-
-class ShortStream(CountingStream):
-    """Says that it is shorter than it is."""
-
-    def __len__(self):
-        return 2
 
 
 def test_torchs_parameters_come_first_and_ours_are_keyword_only():
@@ -129,16 +121,6 @@ def test_it_is_a_torch_loader_whose_attributes_are_guarded_as_torchs_are():
     assert next(iter(loader)) == [0, 3, 6, 9]
     assert isinstance(DataLoader[int](DATASET), TorchLoader)
     assert DataLoader.__parameters__ == DataLoader.__orig_bases__[0].__parameters__
-
-
-def test_pickles_under_every_protocol():
-    loader = DataLoader(DATASET, batch_size=4, backend="stock", seed=7)
-    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
-        again = pickle.loads(pickle.dumps(loader, protocol))
-        assert (again.backend, again.seed, again.batch_size) == ("stock", 7, 4)
-        with pytest.raises(ValueError, match="should not be set after"):
-            again.batch_size = 3
-        assert len(list(again)) == 3
 
 
 def test_our_own_options_are_checked():

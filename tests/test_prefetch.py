@@ -6,12 +6,12 @@ Endings and errors that every backend has are in its contract (`helpers.contract
 from __future__ import annotations
 
 import gc
+import itertools
 import re
 import threading
 import time
 import weakref
 from dataclasses import dataclass, field
-from multiprocessing.util import Finalize
 from typing import ClassVar
 
 import pytest
@@ -26,7 +26,7 @@ from dataloaders.backend import Ahead, Cancelled
 from dataloaders.errors import BackendWarning, OptionError
 from helpers.compare import assert_same
 from helpers.contract import Unloadable, fails_at_five, hangs
-from helpers.datasets import MapDataset, SizedStream, integer_sample, tensor_sample
+from helpers.datasets import MapDataset, ShortStream, integer_sample, tensor_sample
 from helpers.processes import Held, becomes_true, children, wait_until_gone
 
 THREAD = "dataloaders-prefetch"
@@ -61,32 +61,28 @@ class Numbers(Backend):
         return NumbersSession(self)
 
 
-class NumbersSession(Session):
+class NumbersSession(Session, Ahead):
+    """A session, and its one epoch after the other."""
+
     def __init__(self, options):
-        self.options = options
+        self.options, self.numbers = options, itertools.count()
 
     def epoch(self):
         raise AssertionError("a thread may take these: epoch() is not asked")
 
     def epoch_ahead(self):
-        return NumbersAhead(self.options)
+        return NumbersSession(self.options)
 
     def close(self):
         pass
 
-
-class NumbersAhead(Ahead):
-    def __init__(self, options):
-        self.options = options
-        self.next_number = 0
-
     def __next__(self):
-        number, gate = self.next_number, self.options.gate
+        gate = self.options.gate
         while gate is not None and not gate.acquire(timeout=0.02):
             if self.options.cancelled.is_set():
                 raise Cancelled
-        self.next_number += 1
         self.options.taken.append(threading.current_thread().name)
+        number = next(self.numbers)
         if number == self.options.fail_at:
             raise LookupError(f"number {number}")
         if number >= self.options.count:
@@ -151,11 +147,11 @@ def test_at_most_ahead_batches_wait(ahead):
 
 def test_a_ready_batch_is_handed_out_before_the_next_one_is_made():
     gate = threading.Semaphore(1)
-    iterator = iter(numbers_loader(Numbers(gate=gate), ahead=3))
+    iterator = iter(numbers_loader(Numbers(count=2, gate=gate), ahead=3))
     assert int(next(iterator)[0]) == 0  # with a gate that lets no second one through
     gate.release()
     batch = next(iterator)
-    assert int(batch[0]) == 1
+    assert int(batch[0]) == 1  # nor the end
     held = weakref.ref(batch)
     del batch
     assert held() is None
@@ -192,12 +188,8 @@ def test_user_code_in_this_process_runs_on_the_loops_thread(workers):
 
 
 def test_more_batches_than_announced_warn_when_they_are_handed_over():
-    class Short(SizedStream):
-        def __len__(self):
-            return 2
-
     def warned(kind, **ours):
-        loader = kind(Short(), num_workers=1, **ours)
+        loader = kind(ShortStream(), num_workers=1, **ours)
         assert len(loader) == 2
         batches = iter(loader)
         for _ in range(2):  # warnings are errors here
@@ -246,56 +238,6 @@ def test_a_dropped_loader_leaves_nothing_without_the_collector():
             assert before.left_behind() == []
     finally:
         gc.enable()
-
-
-def test_the_last_batches_do_not_wait_for_the_workers_to_end(tmp_path):
-    flag = tmp_path / "go"
-
-    def end_late():
-        while not flag.exists():
-            time.sleep(0.01)
-
-    def init(worker):
-        Finalize(None, end_late, exitpriority=10)
-
-    options = {"num_workers": 1, "worker_init_fn": init, "backend": "prefetch"}
-    batches = iter(DataLoader(MapDataset(integer_sample, 3), **options))
-    (worker,) = batches._workers
-    assert [int(next(batches)) for _ in range(2)] == [0, 3]
-    assert becomes_true(lambda: batches._shutdown)  # on the thread, which waits for the worker
-    assert int(next(batches)) == 6
-    assert worker.is_alive()
-    flag.touch()
-    assert next(batches, None) is None
-
-
-@pytest.mark.usefixtures("workers_end_fast")
-def test_persistent_workers_serve_the_newest_iterator(tmp_path):
-    waiting, go, processes = tmp_path / "waiting", tmp_path / "go", children()
-
-    def sample(index):
-        while index == 4 and not go.exists():
-            waiting.touch()
-            time.sleep(0.01)
-        return index
-
-    class Order(list):
-        def __iter__(self):  # called by iter(loader), once the workers are the newer iterator's
-            if waiting.exists():
-                go.touch()
-            return super().__iter__()
-
-    order = Order([[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
-    loader = DataLoader(MapDataset(sample), batch_sampler=order, **KEPT)
-    one = iter(loader)
-    assert next(one).tolist() == [0, 1]
-    assert becomes_true(waiting.exists)  # the first iterator's thread is in next(), or will be
-    assert [batch.tolist() for batch in loader] == list(order)
-    late = []
-    with pytest.raises(RuntimeError, match="newer iterator"):
-        late.extend(batch.tolist() for batch in one)
-    assert late in ([], [[2, 3]])  # it may have been ready
-    assert len(children() - processes) == 2
 
 
 @pytest.mark.usefixtures("workers_end_fast")

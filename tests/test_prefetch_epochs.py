@@ -67,23 +67,6 @@ def fails_first(worker):
     raise Unloadable(f"worker {worker}")
 
 
-@pytest.mark.usefixtures("workers_end_fast")
-def test_a_worker_init_fn_that_fails_raises_torchs_error():
-    """torch reports it with a worker's first task, and resumes it at iter()."""
-    results = []
-    for kind, ours in ((DataLoader, {"backend": "prefetch"}), (TorchLoader, {})):
-        options = {"num_workers": 1, "persistent_workers": True, "worker_init_fn": fails_first}
-        loader, found = kind(MapDataset(integer_sample, 2), **options, **ours), []
-        for _ in range(5):
-            try:
-                found.extend(batch.tolist() for batch in loader)
-            except Unloadable as error:
-                found.append(str(error))
-        results.append(found)
-    assert results[0] == results[1]
-    assert any(isinstance(each, str) for each in results[0])
-
-
 # Programs of loops that break off, over all kinds of loaders
 
 SAMPLERS = {
@@ -124,6 +107,7 @@ def run(program, kind, **ours):
     if program["workers"]:
         options["prefetch_factor"] = program["prefetch_factor"]
         options["persistent_workers"] = program["persistent"]
+        options["worker_init_fn"] = program.get("worker_init_fn")
     sampler = SAMPLERS[program["sampler"]](data, own)
     if isinstance(sampler, BatchSampler):
         options["batch_sampler"] = sampler
@@ -154,8 +138,8 @@ def run(program, kind, **ours):
 
 def _program(sampler, workers, epochs, **changes):
     usual = {"batch_size": 2, "prefetch_factor": 2, "persistent": True, "tensors": False}
-    program = {"sampler": sampler, "workers": workers, "epochs": epochs}
-    return {"seed": None, "failing": None, "changes": False, **usual, **program, **changes}
+    usual |= {"seed": None, "failing": None, "changes": False}
+    return {**usual, "sampler": sampler, "workers": workers, "epochs": epochs, **changes}
 
 
 def _assert_torchs(program):
@@ -177,6 +161,8 @@ def _assert_torchs(program):
         _program("shuffled, own generator", 2, [None, 3, None], seed=7),
         _program("replacement", 1, [7, None], persistent=False),
         _program("raises", 2, [None, 1, None], batch_size=1),
+        # torch reports it with a worker's first task, and resumes the worker at iter().
+        _program("distributed", 1, [None] * 5, worker_init_fn=fails_first),
         _program("raises with a batch", 1, [None], failing=5, batch_size=1),
         _program("raises", 0, [None, 5], tensors=True),
         # A torch worker sometimes ends only after its poll of 5 s.
@@ -188,6 +174,7 @@ def _assert_torchs(program):
     ],
     ids=lambda program: program["sampler"],
 )
+@pytest.mark.usefixtures("workers_end_fast")
 def test_a_loop_that_breaks_off_leaves_order_and_generators_as_torch_does(program):
     _assert_torchs(program)
 

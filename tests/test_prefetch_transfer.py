@@ -8,6 +8,7 @@ import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
+from torchvision import tv_tensors
 
 from dataloaders import DataLoader
 from dataloaders.errors import CapacityWarning
@@ -178,10 +179,6 @@ LEAVES = {
 }
 
 
-class Measured(torch.Tensor):
-    """A subclass with storage of its own and an attribute, as MONAI's MetaTensor is."""
-
-
 class Wrapping(torch.Tensor):
     """A subclass that wraps another tensor and has no storage."""
 
@@ -200,53 +197,32 @@ def test_batches_arrive_as_by_to():
     for name, leaf in LEAVES.items():
         (got,) = delivered([leaf])
         assert_same(got, torch.empty_like(leaf).copy_(leaf), name)
+    assert_same(delivered([Wrapping(torch.ones(2))])[0].inner, torch.ones(2))
     cuda = FakeCuda(0)
-    leaf = torch.arange(6.0).reshape(2, 3).as_subclass(Measured)
-    leaf.spacing = (1, 2)
-    got = delivered({"scan": leaf}, cuda)["scan"]
-    assert (type(got), got.spacing) == (Measured, (1, 2))
-    assert_same(got.as_subclass(torch.Tensor), leaf.as_subclass(torch.Tensor))
-    assert got.data_ptr() != leaf.data_ptr()
-    assert "pin" in cuda.calls
-    assert_same(delivered([Wrapping(torch.ones(2))], cuda)[0].inner, torch.ones(2))
-    tv_tensors = pytest.importorskip("torchvision.tv_tensors")
     boxes = tv_tensors.BoundingBoxes(torch.ones(2, 4), format="XYXY", canvas_size=(3, 4))
-    (got,) = delivered([boxes])
-    assert type(got) is tv_tensors.BoundingBoxes
+    (got,) = delivered([boxes], cuda)
+    assert_same(got, boxes)
     assert (got.format, got.canvas_size) == (boxes.format, boxes.canvas_size)
+    assert got.data_ptr() != boxes.data_ptr()
+    assert "pin" in cuda.calls
 
 
 # Devices on which something fails
 
 
-class NothingToPin(FakeCuda):
-    def pinned_like(self, leaf):
-        raise RuntimeError("cudaHostAlloc: out of memory")
+def failing(call, error):
+    """A device one of whose calls raises."""
 
+    def fails(*given):
+        raise error
 
-class OutOfRoom(FakeCuda):
-    """Has no room for tensors of more than 100 numbers."""
-
-    def empty_like(self, leaf):
-        if leaf.numel() > 100:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
-        return super().empty_like(leaf)
-
-
-class Asserting(FakeCuda):
-    """A device on which the step failed: the next call raises."""
-
-    def copy(self, target, source):
-        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
-
-
-class Unusable(FakeCuda):
-    def enter_thread(self):
-        raise RuntimeError("no such device")
+    cuda = FakeCuda(0)
+    setattr(cuda, call, fails)
+    return cuda
 
 
 def test_memory_that_cannot_be_pinned_is_one_warning():
-    cuda = NothingToPin(0)
+    cuda = failing("pinned_like", RuntimeError("cudaHostAlloc: out of memory"))
     loader = loader_of(MapDataset(batch_of, 4), cuda=cuda)
     with pytest.warns(CapacityWarning, match="could not be pinned.*cudaHostAlloc") as caught:
         batches = list(loader)
@@ -256,22 +232,25 @@ def test_memory_that_cannot_be_pinned_is_one_warning():
 
 
 def test_out_of_device_memory_names_the_batch():
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
     with pytest.raises(torch.OutOfMemoryError) as caught:
-        delivered([torch.zeros(250_000)], OutOfRoom(0), ahead=3)
+        delivered([torch.zeros(250_000)], failing("empty_like", error), ahead=3)
     for part in ("1.0 MB ([float32 250000])", "ahead=3", "lower ahead", "Tried to allocate 1 GiB"):
         assert part in str(caught.value)
 
 
 def test_an_error_of_the_device_or_its_thread_comes_to_the_loop():
     data = TensorDataset(torch.arange(4))
-    loader = DataLoader(data, backend=PlayedPrefetch(cuda=Asserting(0)))
+    asserted = failing("copy", torch.AcceleratorError("CUDA error: device-side assert triggered"))
+    loader = DataLoader(data, backend=PlayedPrefetch(cuda=asserted))
     with pytest.raises(torch.AcceleratorError, match="device-side assert") as caught:
         next(iter(loader))
     first, second = caught.value.__notes__
     assert first == "dataloaders: while batch 1 of this epoch was copied ahead"
     assert "the training step may have caused this one" in second
     assert "CUDA_LAUNCH_BLOCKING=1" in second
-    loader = DataLoader(data, backend=PlayedPrefetch(cuda=Unusable(0)))
+    unusable = failing("enter_thread", RuntimeError("no such device"))
+    loader = DataLoader(data, backend=PlayedPrefetch(cuda=unusable))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no such device"):
             next(iter(loader))

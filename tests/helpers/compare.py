@@ -113,6 +113,12 @@ def bits(value: Any) -> tuple[Any, ...]:
     return tuple((where, form) for where, _, form in _parts(value, "", compared))
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in ``value``, in the order of its containers."""
+    parts = _parts(value, "", _Compared())
+    return [part for _, part, _ in parts if isinstance(part, torch.Tensor)]
+
+
 class _Compared(NamedTuple):
     strides: bool = True
     storage: bool = False

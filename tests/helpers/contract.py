@@ -27,8 +27,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.utils.data
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import Sampler, SequentialSampler, Subset, get_worker_info
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DistributedSampler, Sampler, SequentialSampler, Subset, get_worker_info
 
 from dataloaders import Backend, DataLoader, wrap
 from dataloaders.errors import BackendUnavailable, CacheError
@@ -42,6 +42,7 @@ from helpers.compare import (
     same,
     seed_everything,
     structure,
+    tensors_in,
 )
 from helpers.datasets import CASES, EVERYTHING, FEW, SIZE, CountingStream, MapDataset
 from helpers.processes import Held, children, is_true_in_a_fork
@@ -66,6 +67,7 @@ class EpochContract:
         options: what every loader of these tests is given.
         starts_workers: whether ``num_workers`` processes make the batches of the usual one.
         ends: how a script with live iterators ends by day; nightly tests try every way.
+        fails_in: where a loader may fail in an epoch: `BackendContract.fails` gives one.
     """
 
     served: ClassVar[frozenset[str]] = EVERYTHING
@@ -75,6 +77,7 @@ class EpochContract:
     options: ClassVar[dict[str, Any]] = {}
     starts_workers: ClassVar[bool] = True
     ends: ClassVar[tuple[str, ...]] = ("module level",)
+    fails_in: ClassVar[tuple[str, ...]] = ("dataset", "collate", "sampler", "stream")
 
     @pytest.fixture
     def backend(self) -> Backend:
@@ -83,6 +86,8 @@ class EpochContract:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make one test for each served dataset, nightly if it is not an everyday one."""
         nightly = pytest.mark.nightly
+        if "place" in metafunc.fixturenames:
+            metafunc.parametrize("place", self.fails_in)
         if "way" in metafunc.fixturenames:
             marks = {way: () if way in self.ends else nightly for way in ends.SOURCES}
             metafunc.parametrize("way", [pytest.param(way, marks=m) for way, m in marks.items()])
@@ -167,6 +172,9 @@ class EpochContract:
         for each in copies:
             assert type(each) is DataLoader
             assert set(vars(each)) - {"_session"} <= set(vars(loader))
+            assert (each.batch_size, each.seed) == (loader.batch_size, loader.seed)
+            with pytest.raises(ValueError, match="should not be set after"):
+                each.batch_size = 3
         ours = [first, *iterator]
         for whole in wholes:
             self.check_batches(backend, ours, whole)
@@ -286,7 +294,7 @@ class EpochContract:
     def test_batches_are_where_device_says(self, backend: Backend) -> None:
         loader = self.loader(backend, **{**self.arguments(), "device": "cpu"})
         for batch in loader:
-            assert {leaf.device.type for leaf in tensors(batch)} == {"cpu"}
+            assert {leaf.device.type for leaf in tensors_in(batch)} == {"cpu"}
 
     @pytest.mark.gpu
     @in_both_processes
@@ -304,19 +312,7 @@ class EpochContract:
 
 
 class BackendContract(EpochContract):
-    """For a backend that gives the dataset's own samples: torch's batches, to the bit.
-
-    Attributes:
-        fails_in: where a loader may fail in an epoch: `fails` gives one.
-    """
-
-    fails_in: ClassVar[tuple[str, ...]] = ("dataset", "collate", "sampler", "stream")
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Do likewise, and make one test for each place in which a loader may fail."""
-        super().pytest_generate_tests(metafunc)
-        if "place" in metafunc.fixturenames:
-            metafunc.parametrize("place", self.fails_in)
+    """For a backend that gives the dataset's own samples: torch's batches, to the bit."""
 
     def fails(self, place: str) -> dict[str, Any]:
         """Return the arguments of a loader that fails in ``place``."""
@@ -364,9 +360,10 @@ class BackendContract(EpochContract):
             assert sorted(str(bits(batch)) for batch in loader) == theirs
 
     def test_worker_init_fn_runs_in_each_worker(self, backend: Backend) -> None:
-        noted = Noted()
-        list(self.loader(backend, **self.arguments(), num_workers=2, worker_init_fn=noted))
-        assert (noted.calls >= 1).all()
+        for arguments in ({**self.arguments(), "seed": 3}, CASES["tensors"]()):
+            noted = Noted(arguments["dataset"] if "dataset" in self.fails_in else None)
+            list(self.loader(backend, **arguments, num_workers=2, worker_init_fn=noted))
+            assert (noted.calls >= 1).all()
 
     def test_wrap_equals_the_loader_it_wraps(self, backend: Backend) -> None:
         arguments = {**self.arguments(), "shuffle": True}
@@ -376,7 +373,7 @@ class BackendContract(EpochContract):
         assert_same_epochs(run_epochs(ours), run_epochs(torch.utils.data.DataLoader(**arguments)))
 
     def test_set_epoch_reaches_the_sampler(self, backend: Backend) -> None:
-        arguments, sampler = self.arguments(), EpochSampler(range(SIZE))
+        arguments, sampler = self.arguments(), DistributedSampler(range(SIZE), 1, 0)
         loader = self.loader(backend, **{**arguments, "sampler": sampler})
         loader.set_epoch(4)
         assert sampler.epoch == 4
@@ -417,11 +414,7 @@ class BackendContract(EpochContract):
         arguments = {**self.arguments(), **workers}
         ours = list(self.loader(backend, pin_memory=True, **arguments))
         assert_same(ours, list(torch.utils.data.DataLoader(pin_memory=True, **arguments)))
-        assert all(leaf.is_pinned() for leaf in tensors(ours))
-
-
-def tensors(batch: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        assert all(leaf.is_pinned() for leaf in tensors_in(ours))
 
 
 @functools.cache
@@ -443,18 +436,6 @@ def train(loader: Iterable[Any]) -> None:
         raise StepFailed
 
 
-class EpochSampler(SequentialSampler):
-    """Starts at the sample whose index is the epoch."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Any:
-        return iter([(index + self.epoch) % SIZE for index in range(SIZE)])
-
-
 class FailingSampler(Sampler[int]):
     def __iter__(self) -> Any:
         yield from range(4)
@@ -468,15 +449,17 @@ class FailingStream(CountingStream):
 
 
 class Noted:
-    """A worker_init_fn that counts its calls, by worker."""
+    """A worker_init_fn that counts its calls, by worker, which sees this dataset."""
 
-    def __init__(self) -> None:
+    def __init__(self, dataset: Any) -> None:
         self.calls = torch.zeros(2).share_memory_()
+        self.dataset = dataset
 
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         assert info is not None
         assert info.id == worker
+        assert self.dataset is None or info.dataset is self.dataset  # forked, not pickled
         self.calls[worker] += 1
 
 

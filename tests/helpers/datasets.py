@@ -167,6 +167,13 @@ class SizedStream(CountingStream):
         return self.size
 
 
+class ShortStream(CountingStream):
+    """Says that it is shorter than it is."""
+
+    def __len__(self) -> int:
+        return 2
+
+
 class BatchedGetItems(MapDataset):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self.sample(index) + 100 for index in indices]
