@@ -36,8 +36,14 @@ if __name__ == "__main__":
     data = [(torch.rand(3), torch.rand(1)) for _ in range(32)]
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for num_workers in (0, 2):
-        for inputs, targets in DataLoader(data, batch_size=8, num_workers=num_workers):
+    for options in (
+        {},
+        {"num_workers": 2, "seed": 1},
+        {"num_workers": "auto", "prefetch_factor": "auto", "pin_memory": "auto"},
+        {"backend": "prefetch", "num_workers": 1},
+        {"backend": "synthetic"},
+    ):
+        for inputs, targets in DataLoader(data, batch_size=8, **options):
             loss = (model(inputs) - targets).square().mean()
             optimizer.zero_grad()
             loss.backward()

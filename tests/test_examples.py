@@ -3,11 +3,10 @@
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from helpers import warm
+from helpers.photos import write_folder
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 OUR_IMPORT = "from dataloaders import DataLoader\n"
@@ -15,14 +14,7 @@ OUR_IMPORT = "from dataloaders import DataLoader\n"
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Two classes of two images each."""
-    folder = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    for number in range(4):
-        file = folder / f"class{number % 2}" / f"{number}.png"
-        file.parent.mkdir(exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(file)
-    return folder
+    return write_folder(tmp_path_factory.mktemp("photos"), 4, "PNG")
 
 
 def run(script, *words):

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import DistributedSampler, RandomSampler, TensorDataset
+from torch.utils.data import DistributedSampler, TensorDataset
 
 from backends.stock import Stock
 from dataloaders import DataLoader, wrap
@@ -31,7 +31,8 @@ def loss_of(model, inputs, targets):
 # The batches that training under a framework sees
 
 
-def by_lightning(kind, tmp_path):
+def in_lightning(tmp_path):
+    """A trainer, and a model that keeps the targets that it is trained on."""
     lightning = pytest.importorskip("lightning")
 
     class Model(lightning.LightningModule):
@@ -47,13 +48,19 @@ def by_lightning(kind, tmp_path):
         def validation_step(self, batch, index):
             pass
 
+        def predict_step(self, batch, index):
+            return batch[1]
+
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1e-4)
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     place = {"accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path}
-    model = Model()
-    trainer = lightning.Trainer(max_epochs=2, enable_model_summary=False, **place, **quiet)
+    return lightning.Trainer(max_epochs=2, enable_model_summary=False, **place, **quiet), Model()
+
+
+def by_lightning(kind, tmp_path):
+    trainer, model = in_lightning(tmp_path)
     trainer.fit(model, kind(DATASET, batch_size=5, shuffle=True), kind(DATASET, batch_size=6))
     return model.seen
 
@@ -90,50 +97,33 @@ def test_training_sees_the_batches_that_torchs_loader_gives(train, tmp_path):
 # What they do with loaders
 
 
-def test_a_rebuilt_loader_keeps_what_it_was_given():
-    data = pytest.importorskip("lightning.pytorch.utilities.data")
-    torchs = {"batch_size": 5, "drop_last": True, "num_workers": 1}
+class Named(DataLoader):
+    # With backend: of **kwargs Lightning knows only torch's own.
+    def __init__(self, title, *args, backend=None, **kwargs):
+        self.title = title
+        super().__init__(*args, backend=backend, **kwargs)
+
+
+def test_a_loader_that_lightning_builds_anew_keeps_what_it_was_given(tmp_path):
     ours = {"backend": Stock(), "device": "cpu", "seed": 8}
-    for loader in (
-        wrap(TorchLoader(DATASET, **torchs), **ours),
-        DataLoader(DATASET, **torchs, **ours),
+    given = {"num_workers": 1, **ours}
+    named = {"title": "mine", "backend": "stock"}
+    trainer, model = in_lightning(tmp_path)
+    for loader, kept in (
+        (wrap(TorchLoader(DATASET, batch_size=5, num_workers=1), **ours), given),
+        (DataLoader(DATASET, batch_size=5, **given), given),
+        (Named("mine", DATASET, batch_size=5, backend="stock"), named),
     ):
-        sampler = DistributedSampler(DATASET, num_replicas=2, rank=1)
-        rebuilt = data._update_dataloader(loader, sampler)
-        assert type(rebuilt) is DataLoader
-        found = {name: getattr(rebuilt, name) for name in (*torchs, *ours)}
-        assert found == {**torchs, **ours}
-        assert rebuilt.sampler is sampler
-        assert len(list(rebuilt)) == 1
+        targets = trainer.predict(model, loader)
+        rebuilt = trainer.predict_dataloaders
+        assert rebuilt is not loader
+        assert type(rebuilt) is type(loader)
+        assert {name: getattr(rebuilt, name) for name in kept} == kept
+        assert torch.equal(torch.cat(targets), DATASET.tensors[1])
 
 
-def test_a_subclass_with_arguments_of_its_own_is_rebuilt():
-    data = pytest.importorskip("lightning.pytorch.utilities.data")
-
-    class Named(DataLoader):
-        # Named: of **kwargs Lightning knows only torch's own.
-        def __init__(self, title, *args, backend=None, **kwargs):
-            self.title = title
-            super().__init__(*args, backend=backend, **kwargs)
-
-    loader = Named("mine", DATASET, batch_size=3, backend="stock")
-    rebuilt = data._update_dataloader(loader, DistributedSampler(DATASET, 2, 0))
-    assert (type(rebuilt), rebuilt.title, rebuilt.backend) == (Named, "mine", "stock")
-    assert len(list(rebuilt)) == 2
-
-
-def test_a_block_shuffle_is_left_as_it_is():
-    """Lightning deals out samplers of others itself, from a list of the epoch."""
-    connector = pytest.importorskip("lightning.pytorch.trainer.connectors.data_connector")
-
-    class Trainer:
-        class _accelerator_connector:
-            use_distributed_sampler = True
-            is_distributed = True
-
-    asks = connector._DataConnector(Trainer())._requires_distributed_sampler
-    assert not asks(DataLoader(DATASET, sampler=BlockShuffle(DATASET, block=2)))
-    assert asks(DataLoader(DATASET, sampler=RandomSampler(DATASET)))
+def test_lightning_and_fabric_leave_a_block_shuffle_as_it_is():
+    assert isinstance(BlockShuffle(DATASET, block=2), DistributedSampler)
 
 
 def test_wrap_takes_a_loader_that_accelerate_prepared():

@@ -7,47 +7,22 @@ import warnings
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+from torchvision import transforms as v1
 
 from dataloaders import DataLoader, wrap
-from helpers.datasets import CountingStream
+from helpers.datasets import CountingStream, MapDataset
+from helpers.photos import folder
 
 TorchLoader = torch.utils.data.DataLoader
 SQUARES = [index * index for index in range(20)]
 KEPT = {"num_workers": 1, "persistent_workers": True}
 
 
-class Squares(Dataset):
-    """An ordinary dataset: nothing says that it is in memory."""
-
-    transform = None
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        return index * index
-
-
-class Chain:
-    def __init__(self, transforms):
-        self.transforms = transforms
-
-    def __call__(self, image):
-        return image
-
-
-def open_image(path):
-    return path
-
-
-class Decoded(Squares):
-    """A dataset with the attributes of torchvision's folders."""
-
-    def __init__(self):
-        self.loader = open_image
-        self.transform = Chain([torch.nn.Identity(), open_image])
+def ordinary():
+    """A dataset that nothing says to be in memory."""
+    return MapDataset(lambda index: index * index, 20)
 
 
 class Unreadable:
@@ -63,7 +38,7 @@ def in_memory():
     return TensorDataset(torch.arange(20))
 
 
-both = pytest.mark.parametrize("data", [Squares(), in_memory()], ids=["ordinary", "in memory"])
+both = pytest.mark.parametrize("data", [ordinary(), in_memory()], ids=["ordinary", "in memory"])
 
 
 @both
@@ -78,7 +53,7 @@ def test_the_iterators_are_of_torchs_own_classes(data):
 
 
 def test_a_loader_that_leaves_prefetch_for_stock_gets_torchs_own_iterator():
-    loader = DataLoader(Squares(), backend="prefetch", device="cpu", **KEPT)
+    loader = DataLoader(ordinary(), backend="prefetch", device="cpu", **KEPT)
     assert len(list(loader)) == 20
     ahead = list(loader._iterator._workers)
     for backend in ("stock", "prefetch", "stock"):
@@ -92,7 +67,7 @@ def test_a_loader_that_leaves_prefetch_for_stock_gets_torchs_own_iterator():
 
 
 def test_wrap_leaves_the_workers_of_the_original_loader_alone():
-    theirs = TorchLoader(Squares(), **KEPT)
+    theirs = TorchLoader(ordinary(), **KEPT)
     iterator = iter(theirs)
     next(iterator)
     ours = wrap(theirs)
@@ -123,14 +98,14 @@ def test_persistent_workers_live_where_torch_keeps_them(data):
 def test_explain_describes_each_stage():
     for loader, words in (
         (
-            DataLoader(Decoded(), batch_size=4, num_workers=2, drop_last=True),
+            DataLoader(folder(v1.Compose([v1.Pad(2)])), 4, num_workers=2, drop_last=True),
             "2 worker processes|BatchSampler of SequentialSampler, 4 a batch, last short batch "
-            "dropped|decode|open_image|Identity, open_image|Decoded is not an in-memory dataset",
+            "dropped|decode|default_loader|Pad|ImageFolder is not an in-memory dataset",
         ),
         (DataLoader(in_memory(), 4, shuffle=True), "one indexed gather a batch from TensorD"),
         (DataLoader(Subset(in_memory(), [1]), 4, num_workers=1), "num_workers=0 gathers"),
         (DataLoader(CountingStream()), "next(iter(CountingStream))"),
-        (DataLoader(Squares(), batch_size=None), "samples become tensors one by one"),
+        (DataLoader(ordinary(), batch_size=None), "samples become tensors one by one"),
         (DataLoader(Unreadable()), "could not be read (RuntimeError: not today)"),
     ):
         plan = loader.explain()
@@ -143,7 +118,7 @@ def test_prefetch_warns_once_of_more_workers_than_cores():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = len(os.sched_getaffinity(0)) + 1
-        loader = DataLoader(Squares(), 4, num_workers=count, backend="prefetch")
+        loader = DataLoader(ordinary(), 4, num_workers=count, backend="prefetch")
         for _ in range(2):
             assert len(list(loader)) == 5
     texts = [str(one.message) for one in caught]
