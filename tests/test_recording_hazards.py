@@ -270,6 +270,21 @@ tensors(
 )  # fmt: skip
 
 
+EARLY = Image.open(io.BytesIO(encoded(3)))
+HAZARDS |= {
+    "opened_outside": lambda i: F.to_tensor(EARLY.resize((9, 9))),
+    "plugins_called_directly": lambda i: (
+        (image := JpegImagePlugin.JpegImageFile(path(i))).size, F.to_tensor(image)
+    ),
+    "arrays_written_later": lambda i: F.to_tensor(
+        after(Image.fromarray(array := np.full((9, 8, 3), i, np.uint8)), array.__iadd__(7))
+    ),
+    "decoders_of_another_format": lambda i: caught(
+        decode_jpeg, torch.frombuffer(bytearray(encoded(i, "PNG")), dtype=torch.uint8)
+    ),
+}  # fmt: skip
+
+
 @hazard
 def with_default_dtype(index):
     torch.set_default_dtype(torch.float64)
@@ -295,20 +310,6 @@ def one_handle_for_two_images(index):
     file.seek(0)
     other = Image.open(file)
     return F.to_tensor(one), F.to_tensor(other.resize((9, 9)))
-
-
-@hazard
-def plugins_called_directly(index):
-    image = JpegImagePlugin.JpegImageFile(path(index))
-    return image.size, F.to_tensor(image)
-
-
-@hazard
-def arrays_written_later(index):
-    array = np.full((9, 8, 3), index, np.uint8)
-    image = Image.fromarray(array)
-    array += 7
-    return F.to_tensor(image)
 
 
 @hazard
@@ -391,12 +392,6 @@ def errors_that_are_caught_after_draws(index):
 
 
 @hazard
-def decoders_of_another_format(index):
-    data = torch.frombuffer(bytearray(encoded(index, "PNG")), dtype=torch.uint8)
-    return caught(decode_jpeg, data)
-
-
-@hazard
 def truncated_files_that_are_loaded(index):
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
@@ -432,14 +427,6 @@ def many_threads_materialise_one(index):
     image, x = small(index), tensor(index)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         return list(pool.map(lambda k: (np.asarray(image).sum(), float(x.sum())), range(8)))
-
-
-EARLY = Image.open(io.BytesIO(encoded(3)))
-
-
-@hazard
-def opened_outside(index):
-    return F.to_tensor(EARLY.resize((9, 9)))
 
 
 @hazard

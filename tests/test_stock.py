@@ -14,6 +14,7 @@ from torchvision import transforms as v1
 from dataloaders import DataLoader, wrap
 from helpers.datasets import CountingStream, MapDataset
 from helpers.photos import folder
+from helpers.processes import wait_until_gone
 
 TorchLoader = torch.utils.data.DataLoader
 SQUARES = [index * index for index in range(20)]
@@ -55,15 +56,13 @@ def test_the_iterators_are_of_torchs_own_classes(data):
 def test_a_loader_that_leaves_prefetch_for_stock_gets_torchs_own_iterator():
     loader = DataLoader(ordinary(), backend="prefetch", device="cpu", **KEPT)
     assert len(list(loader)) == 20
-    ahead = list(loader._iterator._workers)
+    ahead = [worker.pid for worker in loader._iterator._workers]
     for backend in ("stock", "prefetch", "stock"):
         loader.backend = backend
         assert [int(batch) for batch in loader] == SQUARES
         is_torchs = type(loader._iterator) is _MultiProcessingDataLoaderIter
         assert is_torchs == (backend == "stock")
-    for process in ahead:
-        process.join(30)
-        assert not process.is_alive()
+    assert wait_until_gone(ahead) == []
 
 
 def test_wrap_leaves_the_workers_of_the_original_loader_alone():
@@ -82,17 +81,15 @@ def test_persistent_workers_live_where_torch_keeps_them(data):
     loader = DataLoader(data, batch_size=5, **KEPT)
     first = iter(loader)
     assert loader._iterator is first
-    processes = list(first._workers)
+    processes = [worker.pid for worker in first._workers]
     for _ in range(2):
         assert len(list(first)) == 4
         assert iter(loader) is first
-    assert list(first._workers) == processes
+    assert [worker.pid for worker in first._workers] == processes
     del first
     loader._session.close()
     assert loader._iterator is None
-    for process in processes:
-        process.join(30)
-        assert not process.is_alive()
+    assert wait_until_gone(processes) == []
 
 
 def test_explain_describes_each_stage():

@@ -43,15 +43,26 @@ def folder(transform: Transform = None, target_transform: Transform = None) -> d
     return datasets.ImageFolder(_shared(), transform, target_transform)
 
 
-class Files(Dataset[Any]):
-    """A user's own dataset of files, whose samples are dicts."""
+class Opened(Dataset[Any]):
+    """A user's own dataset, which decodes by its own code and calls its transform."""
 
     def __init__(self, transform: Transform = None) -> None:
-        self.paths = sorted(_shared().rglob("*.jpeg"))
         self.transform = transform
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        image: Any = picture(index)
+        return image if self.transform is None else self.transform(image), index
+
+
+class Files(Opened):
+    """Another one, of files, whose samples are dicts."""
+
+    def __init__(self, transform: Transform = None) -> None:
+        super().__init__(transform)
+        self.paths = sorted(_shared().rglob("*.jpeg"))
 
     def __getitem__(self, index: int) -> Any:
         image: Any = Image.open(self.paths[index]).convert("RGB")
@@ -69,20 +80,6 @@ class Digits(datasets.MNIST):
         self.targets = torch.arange(SIZE) % 10
         self.transform = transform
         self.target_transform = target_transform
-
-
-class Opened(Dataset[Any]):
-    """A user's own dataset, which decodes by its own code and calls its transform."""
-
-    def __init__(self, transform: Transform = None) -> None:
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
-        image: Any = picture(index)
-        return image if self.transform is None else self.transform(image), index
 
 
 # torchvision's own, of one file a sample and of two; each takes an empty folder.
