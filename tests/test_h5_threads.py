@@ -18,6 +18,7 @@ from backends.h5 import H5
 from backends.h5.threads import Threads
 from dataloaders import DataLoader
 from helpers.compare import assert_same
+from helpers.datasets import Made
 
 LARGE = 1 << 30
 
@@ -27,28 +28,22 @@ def running():
 
 
 def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split():
-    before, others = torch.get_num_threads(), running()
-    seen = []
+    before, others, seen = torch.get_num_threads(), running(), []
     together = threading.Barrier(3, timeout=20)
 
     def part(begin, end):
         together.wait()
-        seen.append((begin, end, threading.current_thread().name, torch.get_num_threads()))
+        seen.append((begin, end, torch.get_num_threads()))
         if begin == 0:
             raise ValueError("the first part")
 
-    for most, size in ((1, LARGE), (3, 1000)):
+    for most, size in ((1, LARGE), (3, 1000)):  # nothing is started where it does not pay
         Threads(most).split(10, size, lambda *ends: seen.append((*ends, threading.get_ident())))
-    assert seen == [(0, 10, threading.get_ident())] * 2
-    assert running() <= others, "nothing is started where it does not pay"
-    seen.clear()
+    assert (seen, running()) == ([(0, 10, threading.get_ident())] * 2, others)
     threads = Threads(3)
+    seen.clear()
     with pytest.raises(ValueError, match="the first part"):
         threads.split(10, LARGE, part)
-    assert sorted(each[:2] for each in seen) == [(0, 3), (3, 6), (6, 10)], "all have ended"
-    assert len({name for _, _, name, _ in seen}) == 3
-    assert {count for *_, count in seen} == {1}
-    assert torch.get_num_threads() == before
     pid = os.fork()
     if pid == 0:  # a child has threads of its own
         done = []
@@ -56,17 +51,12 @@ def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split():
         os._exit(sorted(done) != [0, 1, 2])
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     threads.close()
-    assert running() <= others
+    assert sorted(seen) == [(0, 3, 1), (3, 6, 1), (6, 10, 1)]
+    assert (torch.get_num_threads(), running()) == (before, others)
 
 
-class Photos:
+class Photos(Made):
     """Twenty images: a batch of them is 14 MB as bytes."""
-
-    def __init__(self, *steps):
-        self.transform = v2.Compose(steps)
-
-    def __len__(self):
-        return 20
 
     def __getitem__(self, index):
         pixels = np.random.default_rng(index).integers(0, 256, (500, 500, 3), np.uint8)
@@ -81,9 +71,9 @@ FLOATS = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.4], [0.3])]
 def test_batches_are_the_same_and_no_thread_stays(steps, tmp_path):
     def loader(threads):
         backend = H5(tmp_path / "a.h5", threads=threads)
-        return DataLoader(Photos(*steps), 20, seed=2, backend=backend)
+        return DataLoader(dataset, 20, seed=2, backend=backend)
 
-    others = running()
+    dataset, others = Photos(None, 20, transform=v2.Compose(steps)), running()
     by_three = loader(3)
     batches = list(by_three)
     started = running() - others
@@ -92,6 +82,5 @@ def test_batches_are_the_same_and_no_thread_stays(steps, tmp_path):
     gc.collect()
     for thread in started:
         thread.join(timeout=20)
-    assert running() <= others
     assert_same(batches, list(loader(1)))
     assert running() <= others

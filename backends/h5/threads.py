@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -38,8 +38,7 @@ class Threads:
     def split(self, count: int, nbytes: int, part: Callable[[int, int], None]) -> None:
         """Call ``part(begin, end)``, in several threads at once, for all of ``count`` items.
 
-        The items have ``nbytes`` bytes together. What ``part`` raises is raised when all threads
-        have ended.
+        The items have ``nbytes`` bytes together. What ``part`` raises is raised here.
         """
         if self._process != os.getpid():
             self._process = os.getpid()
@@ -52,10 +51,7 @@ class Threads:
             part(0, count)
             return
         ends = [count * n // number for n in range(number + 1)]
-        futures = [self._pool.submit(part, *ends[n : n + 2]) for n in range(number)]
-        wait(futures)
-        for future in futures:
-            future.result()
+        list(self._pool.map(part, ends[:-1], ends[1:]))
 
     def close(self) -> None:
         """End the threads."""
