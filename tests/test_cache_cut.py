@@ -45,6 +45,10 @@ def small(image):
     return image.resize((5, 5))
 
 
+class OwnCrop(v1.CenterCrop):
+    """A subclass is somebody's own code."""
+
+
 def stacked(crops):
     return torch.stack([v1.functional.to_tensor(crop) for crop in crops])
 
@@ -74,6 +78,8 @@ CHAINS = {
         ["PILToTensor", "Resize"], ["RandomCrop", "ConvertImageDtype"],
     ),
     "own code": (lambda t: [t.Resize(20), small, *float32(t)], ["Resize"], ["small", "FLOAT"]),
+    "own class": (lambda t: [t.Resize(9), OwnCrop(8), t.Lambda(small)],
+                  ["Resize"], ["OwnCrop", "Lambda"]),
     "nested": (
         lambda t: [t.Compose([t.Resize(20), t.Compose([t.RandomCrop(9)])]), *float32(t)],
         ["Resize"], ["RandomCrop", "FLOAT"],
@@ -149,7 +155,22 @@ class Views:
         return [self.transform(image), self.transform(image)]
 
 
+class ByName(Wrapped):
+    """Its transforms are in a dict, and another one where they are taken for data."""
+
+    def __init__(self, inner, change):
+        super().__init__(inner, change)
+        self.of, self.data = {"train": TRAIN}, [[[train()]], [train()] * 65]
+
+    def __getitem__(self, index):
+        image, label = self.inner[index]
+        return self.of["train"](image), label
+
+
 HOLDERS = {
+    "a dict in one of many": lambda folder: Subset(
+        ConcatDataset([ByName(folder(None), None)] * 70), [0, 419]
+    ),
     "random_split": lambda folder: random_split(folder(TRAIN), [4, 2])[0],
     "Subset of ConcatDataset of equal chains": lambda folder: Subset(
         ConcatDataset([folder(TRAIN), folder(train())]), [0, 7, 11]
@@ -208,6 +229,16 @@ def test_a_transform_that_was_replaced_is_the_only_one(photos, build):
     with pytest.raises(CacheError, match="head"):
         build(dataset)
 
+    class Stale(ImageFolder):
+        """Applies what it was made with."""
+
+        def __getitem__(self, index):
+            return self.transforms(self.loader(self.samples[index][0]), index)
+
+    stale = Stale(photos, before)
+    stale.transform = v1.CenterCrop(5)
+    assert_all_equal(build(stale, overwrite=True), stale)
+
 
 # What cannot be cut is kept whole, and must then be the same each time
 
@@ -237,6 +268,13 @@ class Seeded(Wrapped):
     def __getitem__(self, index):
         torch.manual_seed(index)
         return self.inner[index]
+
+
+class Closing(ImageFolder):
+    """A copy of it would close what it has open."""
+
+    def __del__(self):
+        pass
 
 
 class Sometimes(ImageFolder):
@@ -270,6 +308,7 @@ CANNOT = {
         lambda photos: Sometimes(photos, TRAIN),
         "nothing can stay live: (its transforms are not called|samples go through .*different)",
     ),
+    "closing": (lambda photos: Closing(photos, TRAIN), "Closing draws .*: Closing has a __del__"),
     "no chain": (
         lambda photos: ImageFolder(photos, lambda image: TRAIN(image)),
         "ImageFolder draws random numbers: .*it holds no torchvision transform that could be cut",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,19 +34,12 @@ class NotCopyable(Exception):
     """This dataset must not be copied; the message says why."""
 
 
-class Found:
-    """One chain of transforms in a dataset.
+class Found(NamedTuple):
+    """One chain of transforms in a dataset."""
 
-    Attributes:
-        chain: the user's own object.
-        where: its place, such as ``dataset.transform``.
-        members: what it consists of.
-    """
-
-    def __init__(self, chain: Any, where: str) -> None:
-        self.chain = chain
-        self.where = where
-        self.members: tuple[Member, ...] = read(chain, where)
+    chain: Any  # the user's own object
+    where: str  # its place, such as ``dataset.transform``
+    members: tuple[Member, ...]  # what it consists of
 
 
 def find_chains(dataset: Any, *, opaque: bool = False) -> list[Found]:
@@ -55,8 +48,7 @@ def find_chains(dataset: Any, *, opaque: bool = False) -> list[Found]:
     With ``opaque``, any callable that is an attribute ``transform`` is one, too.
     """
     walked = _walk(dataset, "dataset", opaque=opaque)
-    found = {id(v): Found(v, where) for where, v in walked if _is_leaf(v, where, opaque)}
-    return list(found.values())
+    return [Found(v, where, read(v, where)) for where, v in walked if _is_leaf(v, where, opaque)]
 
 
 def find_generators(dataset: Any) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
