@@ -86,8 +86,6 @@ def _step_of(member: Member) -> Step:
         why = "it is code of your own"
     elif member.torchvision not in _STEPS:
         why = f"only {', '.join(_STEPS)} are, and what makes tensors or floats"
-    elif torch.get_default_dtype() is not torch.float32:
-        why = "torch.set_default_dtype() makes torchvision draw other numbers"
     elif torch.get_default_device().type != "cpu":
         why = "torch.set_default_device() makes torchvision draw from that device's generator"
     else:
