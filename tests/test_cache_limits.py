@@ -13,7 +13,7 @@ from PIL import Image
 
 from dataloaders.cache import CachedDataset, Encoded, join, precompute, verify
 from dataloaders.errors import CacheError
-from helpers.cached import build, build_of_bytes, spoil
+from helpers.cached import build, build_of_bytes, spoil, stored_file
 from helpers.compare import bits
 from helpers.datasets import Made
 from helpers.hostile import Whole, say_less
@@ -76,7 +76,7 @@ def test_what_the_index_says(tmp_path):
     told = [("image", 3 * LARGEST, None), ("rest", 56, None), ("one", None, None)]
     assert said(raw.path) == told
     png = make(PICTURES, tmp_path / "png.h5", images="png", **options)
-    most = max(len(png.readers[0].file(row)) for row in range(9))
+    most = max(len(stored_file(png, 0, row)) for row in range(9))
     assert said(png.path)[0] == ("image", most, LARGEST)
     assert said(make(FILES, tmp_path / "b.h5", images="packed", **options).path)[0][2] == LARGEST
     small = make(PICTURES, tmp_path / "c.h5", images=Encoded("jpeg", max_side=10), **options)

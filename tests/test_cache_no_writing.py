@@ -73,7 +73,7 @@ for path in sorted(folder.glob("*.h5")):
     assert len(rows) == len(cached[:]) == len(cached[::-1])
     assert len(cached.__getitems__([2, 0, 1])) == 3
     cached.will_read(0, len(cached))
-    cached.about_to_read(range(len(cached)))
+    cached.located(range(len(cached)))
     threads = [threading.Thread(target=cached.__getitem__, args=(row,)) for row in range(4)]
     for thread in threads:
         thread.start()

@@ -17,7 +17,7 @@ from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError
-from helpers.cached import assert_all_equal
+from helpers.cached import assert_all_equal, stored_file
 from helpers.photos import OF_TORCHVISION
 from helpers.pictures import image_files, saved, smooth
 
@@ -93,8 +93,8 @@ def assert_packed(cached, dataset, files=()):
     kinds = [column.variants[0][0] for column in cached.columns]
     assert "file:RGB" in [kind for column in cached.columns for kind, _ in column.variants]
     if files:
-        reader = cached.readers[kinds.index("file:RGB")]
-        assert [reader.file(row) for row in range(len(files))] == files
+        number = kinds.index("file:RGB")
+        assert [stored_file(cached, number, row) for row in range(len(files))] == files
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_file_of_an_earlier_version(tmp_path):
     for number, (image, label) in enumerate(cached):
         (tmp_path / f"class{label}").mkdir(exist_ok=True)
         file = tmp_path / f"class{label}" / f"{number}.{'jpg' if number < 3 else 'png'}"
-        file.write_bytes(cached.readers[0].file(number))
+        file.write_bytes(stored_file(cached, 0, number))
         assert image.size == (12, 9 + [0, 2, 1, 3][number])
     dataset = ImageFolder(tmp_path, transform)
     found = precompute(dataset, cached.path, images="packed")

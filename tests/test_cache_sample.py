@@ -56,13 +56,9 @@ def test_an_image_with_a_palette_comes_back_or_is_refused(image):
         return
     assert (leaf.kind, leaf.pixels) == ("encoded:PNG:P", image.width * image.height)
     back = value_of(leaf.kind, leaf.values)
-    assert type(back) is Image.Image
-    assert (back.mode, back.size, back.tobytes()) == ("P", image.size, image.tobytes())
-    assert (back.palette.mode, back.getpalette()) == ("RGB", image.getpalette())
-    assert back.info == ({} if known is None else {"transparency": known})
+    assert (type(back), bits(back)) == (Image.Image, bits(image))
     file = Image.open(io.BytesIO(leaf.values.tobytes()))  # as others read it
-    for seen in (back, file):
-        assert seen.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
+    assert file.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
     back.putpixel((0, 0), 1)  # may be changed
     assert split(image)[1][0].values.tobytes() == leaf.values.tobytes()
 

@@ -152,10 +152,10 @@ def test_rows_are_requested_ahead_while_a_disk_is_read(tmp_path):
     samples = Made(lambda row: np.full(16 * PAGE, row, np.uint8), 16)
     cached = precompute(samples, tmp_path / "a.h5", num_workers=0)
     on_disk(cached.path)
-    cached.about_to_read(rows)  # nothing was read through it, so that a disk is expected
+    cached.located(rows)  # nothing was read through it, so that a disk is expected
     assert becomes_true(lambda: share(cached.path) >= 0.15)
-    watch = cached._disk
+    watch = cached._files._disk
     assert becomes_true(lambda: not watch.reads())
     evict(cached.path)
-    cached.about_to_read(rows)
+    cached.located(rows)
     assert not resident_pages(cached.path).any(), "reads from memory ask for nothing"

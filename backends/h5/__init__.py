@@ -150,7 +150,7 @@ class H5(Backend):
         obstacle = self._obstacle(loader)
         if obstacle is not None:
             raise BackendUnavailable(str(Plan(self.name, obstacle=obstacle)))
-        return H5Session(self.cached, loader, threads=self.threads, puts_off=self.puts_off)
+        return H5Session(self, loader)
 
     def cached(self, loader: Specification) -> CachedDataset:
         """Open the cache of the loader's dataset, or build it if it is missing and may be built.

@@ -12,6 +12,8 @@ way, this is proved on rows of the same cache, with torchvision's own random num
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,8 +25,9 @@ from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import Batch
 from dataloaders.batches.whole import SeededRows, WholeBatches
 from dataloaders.cache import CachedDataset
-from dataloaders.cache.read.files import Column
-from dataloaders.cache.sample.sample import join
+from dataloaders.cache.read.columns import ColumnReader
+from dataloaders.cache.read.files import Located
+from dataloaders.cache.sample.sample import join, leaf_paths
 from dataloaders.recording.worker import equal
 from dataloaders.seeding.seeded import seed_generators
 from dataloaders.seeding.states import random_states_kept
@@ -32,13 +35,13 @@ from dataloaders.seeding.words import words
 
 from .draws import Draws, FreeDraws
 from .floats import finished, has_floats
-from .images import KINDS, Images, Rows, empty
+from .images import KINDS, Images, empty, read_column
 from .threads import Threads
 from .windows import NotThisBatch, Obstacle
 
 __all__ = ["Batches", "finishes_floats", "proved"]
 
-_Leaf: TypeAlias = Callable[[Rows], Any]
+_Make: TypeAlias = Callable[[Sequence[Located], Draws], Any]
 """Makes the batch of one column."""
 
 _PROVED_ROWS = 4
@@ -61,15 +64,16 @@ class Batches(WholeBatches):
             raise Obstacle("the cache is given a transform of whole samples")
         if not len(cached) or cached.index.structure is None:
             raise Obstacle("the cache has no rows")
-        tails = dict(cached.calls)
-        if len(tails) != len(cached.calls):
-            raise Obstacle("a leaf has two tails")
         self._cached, self._structure = cached, cached.index.structure
+        tails, paths = dict(cached.tails), leaf_paths(self._structure)
+        if len(tails) != len(cached.tails) or not tails.keys() <= set(paths):
+            raise Obstacle("a leaf has two tails, or a tail has several leaves")
         self._most_threads, self._puts_off = threads, puts_off
         self._pool, self._threads = HostPool(), Threads(threads)
         self._seed = self._count = 0
-        self._leaves = [
-            _leaf_of(column, tails.get(number)) for number, column in enumerate(cached.readers)
+        self._columns = [
+            self._images(number, tails[path]) if path in tails else self._collated(number)
+            for number, path in enumerate(paths)
         ]
 
     def begin(self, seed: int) -> None:
@@ -83,38 +87,39 @@ class Batches(WholeBatches):
     def __call__(self, rows: Any) -> Batch:
         """Return the batch of these rows, as in `WholeBatches`."""
         if isinstance(rows, SeededRows):
-            batch = self.of(rows.keys, Draws(rows.words))
-            return default_collate(rows.samples()) if batch is None else batch
-        # A worker's seed contains torch's base seed of the epoch and the worker's number.
-        worker: Any = get_worker_info()
-        seed = self._seed if worker is None else int(worker.seed)
-        self._count += 1
-        batch = self.of(rows, FreeDraws(len(rows), (seed & (2**64 - 1), self._count)))
-        return default_collate([self._cached[row] for row in rows]) if batch is None else batch
+            keys, draws, samples = rows.keys, Draws(rows.words), rows.samples
+        else:
+            # A worker's seed contains torch's base seed of the epoch and the worker's number.
+            worker: Any = get_worker_info()
+            seed = self._seed if worker is None else int(worker.seed)
+            self._count += 1
+            keys, draws = rows, FreeDraws(len(rows), (seed & (2**64 - 1), self._count))
+            samples = partial(map, self._cached.__getitem__, rows)
+        with suppress(NotThisBatch):
+            return self.of(keys, draws)
+        return default_collate(list(samples()))
 
-    def of(self, rows: Sequence[Any], draws: Draws) -> Batch | None:
-        """Return the batch of these rows; None if it has to be collated sample by sample.
+    def of(self, rows: Sequence[Any], draws: Draws) -> Batch:
+        """Return the batch of these rows.
 
         Args:
             rows: integers from 0 on.
             draws: gives the random numbers of each row.
+
+        Raises:
+            NotThisBatch: it has to be collated sample by sample.
         """
-        if not collates_as_torch():
-            return None
         try:
             numbers = np.asarray(rows)
-        except (TypeError, ValueError):
-            return None
-        if numbers.ndim != 1 or not len(numbers) or numbers.dtype.kind not in "iu":
-            return None
-        if numbers.min() < 0 or numbers.max() >= len(self._cached):
-            return None
-        task = Rows(numbers.tolist(), draws, self._pool, self._threads, self._puts_off)
-        self._cached.about_to_read(task.numbers)
-        try:
-            columns = [leaf(task) for leaf in self._leaves]
-        except NotThisBatch:
-            return None
+        except (TypeError, ValueError) as error:
+            raise NotThisBatch from error
+        is_rows = numbers.ndim == 1 and len(numbers) and numbers.dtype.kind in "iu"
+        if not (is_rows and 0 <= numbers.min() <= numbers.max() < len(self._cached)):
+            raise NotThisBatch
+        if not collates_as_torch():
+            raise NotThisBatch
+        located = self._cached.located(numbers.tolist())
+        columns = [make(located, draws) for make in self._columns]
         # default_collate makes lists of plain tuples.
         return join(self._structure, columns, self._cached.namedtuples, tuples=list)
 
@@ -122,32 +127,32 @@ class Batches(WholeBatches):
         # A spawned worker maps the file itself: a mapping would be pickled as a copy.
         return type(self), (self._cached, self._most_threads, self._puts_off)
 
-
-def _leaf_of(column: Column, tail: Any) -> _Leaf:
-    """Return what makes the batch of a column; or raise `Obstacle`."""
-    variants = column.entry.variants
-    if tail is not None:
+    def _images(self, number: int, tail: Any) -> _Make:
+        entry = self._cached.columns[number]
+        (kind, dimensions), *others = entry.variants
         try:
-            if len(variants) > 1 or variants[0][0] not in KINDS or variants[0][1] != 3:
-                raise Obstacle(f"its tail works on {', '.join(kind for kind, _ in variants)}")
-            return Images(column, tail)
+            if others or kind not in KINDS or dimensions != 3:
+                raise Obstacle(f"its tail works on {', '.join(kind for kind, _ in entry.variants)}")
+            return Images(number, tail, self._pool, self._threads, self._puts_off)
         except Obstacle as error:
-            raise Obstacle(f"column {column.entry.name!r}: {error}") from error
+            raise Obstacle(f"column {entry.name!r}: {error}") from error
 
-    is_stacked = len(variants) == 1 and variants[0][0].partition(":")[0] in _STACKED
+    def _collated(self, number: int) -> _Make:
+        kinds = {kind for kind, _ in self._cached.columns[number].variants}
+        is_stacked = len(kinds) == 1 and kinds.pop().partition(":")[0] in _STACKED
 
-    def collated(rows: Rows) -> Any:
-        leaves = column.leaves(rows.numbers)
-        try:
-            if not is_stacked:
-                return default_collate(leaves)
-            tensors = [torch.as_tensor(leaf) for leaf in leaves]
-            shape = len(tensors), *tensors[0].shape
-            return torch.stack(tensors, out=empty(rows.pool, shape, tensors[0].dtype))
-        except Exception as error:  # torch raises it again, for whole samples
-            raise NotThisBatch from error
+        def make(rows: Sequence[Located], draws: Draws) -> Any:
+            leaves = read_column(rows, number, ColumnReader.leaf)
+            try:
+                if not is_stacked:
+                    return default_collate(leaves)
+                tensors = [torch.as_tensor(leaf) for leaf in leaves]
+                shape = len(tensors), *tensors[0].shape
+                return torch.stack(tensors, out=empty(self._pool, shape, tensors[0].dtype))
+            except Exception as error:  # torch raises it again, for whole samples
+                raise NotThisBatch from error
 
-    return collated
+        return make
 
 
 def proved(
@@ -185,7 +190,7 @@ class _Seeded:
         return self._cached[self._rows[number]]
 
 
-def _are_equal(cached: CachedDataset, make: Callable[[Sequence[int], Any], Batch | None]) -> bool:
+def _are_equal(cached: CachedDataset, make: Callable[[Sequence[int], Any], Batch]) -> bool:
     """Return whether batches of one row and of several equal torch's, with equal random numbers.
 
     Reads a few rows both ways, with their live transforms, which are torchvision's.

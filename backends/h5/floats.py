@@ -31,7 +31,7 @@ __all__ = ["finished", "finishing", "has_floats"]
 
 def has_floats(cached: CachedDataset) -> bool:
     """Return whether torchvision's transforms alone make floats of bytes in ``cached``'s tails."""
-    tails = [read(tail) for _, tail in cached.calls]
+    tails = [read(tail) for _, tail in cached.tails]
     own = any(member.kind is Kind.OPAQUE for tail in tails for member in tail)
     return not own and any(map(trailing, tails))
 

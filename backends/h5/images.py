@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from dataloaders.batches.memory import HostPool
-from dataloaders.cache.read.files import Column
+from dataloaders.cache.read.columns import ColumnReader
+from dataloaders.cache.read.files import Located
 from dataloaders.recording.tail import Step as FloatStep
 from dataloaders.recording.tail import Trailing
 from dataloaders.replaying.pointwise import Pointwise
@@ -31,7 +31,7 @@ from .draws import Draws
 from .threads import Threads
 from .windows import NotThisBatch, Obstacle, Step, Windows, steps_of
 
-__all__ = ["KINDS", "Images", "Rows", "empty", "obstacle_in"]
+__all__ = ["KINDS", "Images", "empty", "obstacle_in", "read_column"]
 
 KINDS = (
     *(f"image:{mode}" for mode in ("L", "RGB", "RGBA", "CMYK", "YCbCr")),
@@ -53,23 +53,12 @@ _Moved = tuple[_Image, int, int, bool, bool]
 """An image in the file; top and left of its window; whether it is upside down, and mirrored."""
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of one batch, and what their batch is made with.
-
-    Attributes:
-        numbers: of the rows, from 0 on.
-        draws: gives the random numbers of each row.
-        pool: gives memory for large tensors, outside workers.
-        threads: share the images.
-        puts_off: as in `Batches`.
-    """
-
-    numbers: list[int]
-    draws: Draws
-    pool: HostPool
-    threads: Threads
-    puts_off: bool
+def read_column(rows: Sequence[Located], number: int, read: Callable[..., Any]) -> list[Any]:
+    """Return what ``read`` gives of a column's reader and each of these rows, in their order."""
+    found: list[Any] = [None] * len(rows)
+    for place, columns, row in rows:
+        found[place] = read(columns[number], row)
+    return found
 
 
 def empty(pool: HostPool, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -134,29 +123,40 @@ def _float_steps(run: Sequence[Member]) -> tuple[FloatStep, ...]:
 
 
 class Images:
-    """Makes batches [N, C, H, W] of a column of images with this tail.
+    """Makes batches [N, C, H, W] of a column of images with a tail.
+
+    Args:
+        number: of the column.
+        tail: the transforms that run live.
+        pool: gives memory for large tensors, outside workers.
+        threads: share the images.
+        puts_off: as in `Batches`.
 
     Raises:
         Obstacle: a member of ``tail`` cannot be done to a whole batch.
     """
 
-    def __init__(self, column: Column, tail: Any) -> None:
-        self._column = column
+    def __init__(
+        self, number: int, tail: Any, pool: HostPool, threads: Threads, puts_off: bool
+    ) -> None:
+        self._number, self._pool, self._threads = number, pool, threads
         self._steps, self._floats = _read(tail)
+        self._left = self._floats if puts_off else ()
 
-    def __call__(self, rows: Rows) -> Any:
+    def __call__(self, rows: Sequence[Located], draws: Draws) -> Any:
         """Return the images of these rows.
 
         Raises:
             NotThisBatch: one is None, they differ in shape, or torchvision would raise.
         """
-        images: list[Any] = [values for _, values in self._column.stored(rows.numbers)]
+        stored = read_column(rows, self._number, ColumnReader.stored)
+        images: list[Any] = [values for _, values in stored]
         if any(image is None for image in images):
             raise NotThisBatch
         channels, heights, widths = np.array([image.shape for image in images]).T
         windows = Windows(heights, widths)
         for step in self._steps:
-            step(rows.draws, windows)
+            step(draws, windows)
         shape = channels, windows.height, windows.width
         if any((each != each[0]).any() for each in shape):
             raise NotThisBatch
@@ -164,17 +164,17 @@ class Images:
             pointwise = Pointwise(self._floats, int(channels[0]))
         except ValueError as error:  # torchvision raises its own for the sample
             raise NotThisBatch from error
-        if rows.puts_off:
+        if self._left:
             pointwise = Pointwise((), int(channels[0]))
-        out = empty(rows.pool, (len(images), *(int(each[0]) for each in shape)), pointwise.dtype)
+        out = empty(self._pool, (len(images), *(int(each[0]) for each in shape)), pointwise.dtype)
         arrays = windows.top, windows.left, windows.upside_down, windows.mirrored
         moved = list(zip(images, *(each.tolist() for each in arrays), strict=True))
-        rows.threads.split(
+        self._threads.split(
             len(out),
             out.nbytes,
             lambda begin, end: _fill(out[begin:end], moved[begin:end], pointwise),
         )
-        return Trailing(out, self._floats) if rows.puts_off and self._floats else out
+        return Trailing(out, self._left) if self._left else out
 
 
 def _fill(out: torch.Tensor, moved: Sequence[_Moved], pointwise: Pointwise) -> None:

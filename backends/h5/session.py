@@ -15,8 +15,8 @@ The dataset is compared at each ``iter()``, because torch would read it again:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
@@ -35,31 +35,22 @@ from dataloaders.transforms.find import find_chains
 from .batches import Batches, finishes_floats, proved
 from .floats import finishing
 
-__all__ = ["H5Session"]
+if TYPE_CHECKING:
+    from . import H5
 
-Open = Callable[[Specification], CachedDataset]
+__all__ = ["H5Session"]
 
 
 class H5Session(Session):
-    """Iterates ``loader`` over the cache that ``open_cache`` opens, or builds, for it.
+    """Iterates ``loader`` over its cache, which is opened again when the dataset has changed.
 
     Args:
-        open_cache: called again when the dataset's length or transforms have changed.
+        options: open the cache, or build it.
         loader: the loader; the session does not keep it alive.
-        threads, puts_off: as in `H5`.
     """
 
-    def __init__(
-        self,
-        open_cache: Open,
-        loader: Specification,
-        *,
-        threads: int | None = None,
-        puts_off: bool = False,
-    ) -> None:
-        self._open_cache = open_cache
-        self._threads = threads
-        self._puts_off = puts_off
+    def __init__(self, options: H5, loader: Specification) -> None:
+        self._options = options
         self._loader = weakref.ref(loader)
         self._dataset: Any = None
         self._snapshot: tuple[Any, list[Any]] = None, []
@@ -104,7 +95,7 @@ class H5Session(Session):
         is_other = self._dataset is not loader.dataset or (not stay and self._snapshot[0] != now)
         if self._inner is None or is_other:
             self.close()
-            cached = self._open_cache(loader)
+            cached = self._options.cached(loader)
             if len(cached) != len(loader.dataset):  # type: ignore[arg-type]
                 raise CacheError(
                     f"{cached.path} left out {len(cached.failed)} samples, so its rows have other "
@@ -123,7 +114,7 @@ class H5Session(Session):
         view = None
         self._changed = {"dataset": cached}
         if loader.collate_fn is default_collate and loader.batch_sampler is not None:
-            batches = proved(cached, self._threads, self._puts_off)
+            batches = proved(cached, self._options.threads, self._options.puts_off)
             if isinstance(batches, Batches):
                 self._batches = batches
                 init = ShowsDataset(loader.worker_init_fn)
@@ -133,7 +124,7 @@ class H5Session(Session):
                     "worker_init_fn": init,
                 }
             elif finishes_floats(cached):
-                view = DeviceTail.recorded if self._puts_off else finishing
+                view = DeviceTail.recorded if self._options.puts_off else finishing
         self._view = view_of(loader, **self._changed)
         return registry.load("stock")(view=view).open(self._view)  # type: ignore[call-arg]
 

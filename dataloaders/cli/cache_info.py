@@ -6,6 +6,7 @@ Texts of a file are escaped: none of them reaches the terminal as a control char
 from __future__ import annotations
 
 import json
+from itertools import zip_longest
 
 import numpy as np
 
@@ -56,10 +57,10 @@ def _columns_table(cached: CachedDataset) -> str:
     headings = ["column", "kind", "values", "shape of a row", "size", "compressed"]
     # Only its parts say whether columns of a cache are compressed: the first one is opened then.
     may_be_compressed = cached.index.fingerprint.get("compress", "") is not None
+    first = cached.located([0] if may_be_compressed and len(cached) else [])
+    packings = [each.entry.packing for _, readers, _ in first for each in readers]
     rows = []
-    for reader in cached.readers:
-        column = reader.entry
-        packing = reader.of(0).entry.packing if may_be_compressed else None
+    for column, packing in zip_longest(cached.columns, packings):
         shape = " x ".join(map(str, column.shape or ())) or "one"
         sizes = (np.dtype(dtype).itemsize * size for _, dtype, (_, size) in column.sized())
         rows.append(

@@ -71,6 +71,14 @@ def kinds(cached: CachedDataset) -> dict[str, list[str]]:
     return {column.name: [kind for kind, _ in column.variants] for column in cached.columns}
 
 
+def stored_file(cached: CachedDataset, number: int, row: int) -> bytes:
+    """Return the bytes of an encoded image, as of a file: of this column and row."""
+    ((_, columns, own),) = cached.located([row])
+    _, values = columns[number].stored(own)
+    assert values is not None
+    return values.tobytes()
+
+
 def spoil(path: Path, offset: int, data: bytes | None = None, whole: bytes = b"") -> None:
     """Write ``data`` at an offset of the file, by default the byte there with one bit flipped.
 

@@ -129,7 +129,7 @@ class Combined:
                 yield ends.astype("<u8")
 
     def _values(self, part: MappedPart, number: int) -> Iterator[npt.NDArray[Any]]:
-        entry, reader = part.index.columns[number], part.cached.readers[number].of(0)
+        entry, reader = part.index.columns[number], part.cached.file.columns[number]
         if entry.packing is None and not entry.is_none:
             yield reader.values
         elif not entry.is_none:
@@ -148,7 +148,7 @@ def _counts(entry: ColumnEntry, part: MappedPart) -> npt.NDArray[np.int64]:
         count = 0 if entry.is_none else math.prod(entry.shape or ())
         return np.full(part.index.rows, count, np.int64)
     assert entry.offsets is not None
-    ends = mapped(part.cached.data, "<u8", entry.offsets)
+    ends = mapped(part.cached.file.data, "<u8", entry.offsets)
     if ends[0] != 0 or ends[-1] != entry.values.size or (ends[1:] < ends[:-1]).any():
         raise _damaged(entry, part, f"its rows do not end at 0 to {entry.values.size}, in order")
     return np.diff(ends).astype(np.int64)
@@ -160,7 +160,7 @@ def _shapes(entry: ColumnEntry, part: MappedPart, whole: ColumnEntry) -> npt.NDA
     if entry.shape is not None and not entry.is_none:
         shapes[:, : len(entry.shape)] = entry.shape
     elif entry.shapes is not None:
-        found = mapped(part.cached.data, "<u8", entry.shapes).reshape(-1, entry.dimensions)
+        found = mapped(part.cached.file.data, "<u8", entry.shapes).reshape(-1, entry.dimensions)
         shapes[:, : entry.dimensions] = found
     elif whole.dimensions:
         dimensions = np.array([of for _, of in entry.variants], np.int64)[_codes(entry, part)]
@@ -171,7 +171,7 @@ def _shapes(entry: ColumnEntry, part: MappedPart, whole: ColumnEntry) -> npt.NDA
 def _codes(entry: ColumnEntry, part: MappedPart) -> npt.NDArray[np.uint8]:
     if entry.codes is None:
         return np.zeros(part.index.rows, np.uint8)
-    codes = mapped(part.cached.data, "|u1", entry.codes)
+    codes = mapped(part.cached.file.data, "|u1", entry.codes)
     if codes.max() >= len(entry.variants):
         raise _damaged(entry, part, f"a row is of kind number {codes.max()}")
     return codes

@@ -36,9 +36,8 @@ from dataloaders.cache.format.disk import free_bytes
 from dataloaders.cache.format.writing import About
 from dataloaders.cache.read.reader import ACCEPTABLE, CachedDataset
 from dataloaders.cache.read.shards import check_shard
-from dataloaders.cache.sample.cut import Call, Cut, Finish
+from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.sample.images import Choice, Images
-from dataloaders.cache.sample.sample import leaf_paths
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from dataloaders.machine.resources import available_memory, machine_cores, ranks_here, usable_cores
 from dataloaders.observing import Unobserved, held, observe, worker_of
@@ -300,7 +299,7 @@ class Source:
             return False
         warn_of_versions(says, cached.path)
         cached.refuse_other_classes(attributes_of(self.dataset, held))
-        _add_tails(cached, cut, calls)
+        cached.with_tails(cut.tails_of(calls))
         return True
 
     def _open_studied(self, cached: CachedDataset, wanted: Mapping[str, Any]) -> None:
@@ -316,16 +315,7 @@ class Source:
         own = {name: each for name, each in contents.items() if name != "images"}
         cached.refuse_changed({**own, **wanted})
         cached.refuse_other_classes(found.attributes)
-        _add_tails(cached, cut, found.calls)
-
-
-def _add_tails(cached: CachedDataset, cut: Cut, calls: Sequence[Call]) -> None:
-    structure = cached.index.structure
-    leaves = [] if structure is None else leaf_paths(structure)
-    if all(path in leaves for _, path in calls):
-        cached.with_tails([(path, cut.tails[number]) for number, path in calls])
-    else:  # FiveCrop gives a tuple, and what is left takes all of it
-        cached.transform = Finish(cut.tails, calls)
+        cached.with_tails(cut.tails_of(found.calls))
 
 
 def _calls_in(found: Any) -> Sequence[Call] | None:

@@ -34,7 +34,6 @@ from dataloaders.cache.format.writing import bytes_in_file
 from dataloaders.cache.sample.cut import (
     Call,
     Cut,
-    Finish,
     cuts_of,
     equal_state,
     sample_of,
@@ -45,7 +44,7 @@ from dataloaders.cache.sample.images import Images
 from dataloaders.cache.sample.leaf import Leaf, value_of
 from dataloaders.cache.sample.packed import packed
 from dataloaders.cache.sample.palette import PALETTE, contents
-from dataloaders.cache.sample.sample import Structure, column_names, join, split
+from dataloaders.cache.sample.sample import Structure, column_names, finished, join, split
 from dataloaders.errors import CacheError
 from dataloaders.observing.opened import Files, files_opened
 from dataloaders.options import option
@@ -183,7 +182,8 @@ class Study:
         """Raise CacheError if there is no image to encode, or none in a column that was named."""
         if self.images.rows != "images" or not found.bytes:
             return
-        missing = [name for name, _ in self.images.columns if not found.columns.get(name)]
+        columns = dict(self.images.columns)
+        missing = [name for name in columns if name and not found.columns.get(name)]
         if not missing and any(found.columns.values()):
             return
         why = f" ({found.reason})" if found.reason else ""
@@ -229,7 +229,7 @@ class Study:
                     return "its transforms are not called"
                 kept = _rejoined(row)
                 self._seed(index, 0)
-                actual = Finish(cut.tails, now)(kept)
+                actual = finished(kept, cut.tails_of(now))
             except Exception as error:
                 if self.images.packed and isinstance(error, CacheError):
                     continue  # the same
@@ -354,7 +354,7 @@ def _digest(row: _Row) -> str:
     digest = hashlib.blake2b(json.dumps(structure).encode(), digest_size=16)
     for leaf in leaves:
         if leaf.kind == PALETTE:  # another zlib makes another file of the same image
-            digest.update(repr((PALETTE, tuple(contents(value_of(PALETTE, leaf.values))))).encode())
+            digest.update(repr((PALETTE, contents(value_of(PALETTE, leaf.values)))).encode())
             continue
         digest.update(f"{leaf.kind} {leaf.values.dtype.str} {leaf.values.shape} ".encode())
         digest.update(leaf.values.tobytes())

@@ -8,7 +8,6 @@ are mapped.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -77,22 +76,14 @@ class ColumnReader:
         except CacheError as error:
             raise self._located(row, error) from error
 
-    def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield views of all that the file has of rows ``first`` to ``last - 1``."""
-        if self._codes is not None:
-            yield self._codes[first:last]
+    def stretch(self, first: int, last: int) -> npt.NDArray[Any]:
+        """Return a view of what the file has as values of rows ``first`` to ``last - 1``."""
         if self.entry.shape is None:
-            offsets = self._offsets[first : last + 1]
-            yield offsets
-            if self._shapes is not None:
-                yield self._shapes[first:last]
-            if not len(offsets):
-                return
-            first, last = int(offsets[0]), int(offsets[-1])
+            first, last = self._offsets[[first, last]].tolist()
         elif self._pieces is not None:
             size = math.prod(self.entry.shape)
             first, last = first * size, last * size
-        yield (
+        return (
             self._mapped[first:last] if self._pieces is None else self._pieces.stretch(first, last)
         )
 

@@ -1,6 +1,6 @@
 """The files of a cache, mapped, and its columns: each row is read from the file that holds it.
 
-    row 17 ──bisect──> part 1, its row 7 ──ColumnReader──> leaf
+    rows 17, 3 ──located──> (1, part 0, its row 3), (0, part 1, its row 7) ──ColumnReader──> leaves
 
 A cache without parts is its own only part. Opening a cache looks at the size of every part, so one
 that is missing or cut short is an error at once. A part is mapped when its first row is read: a
@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import math
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.format.entries import ColumnEntry, Shard
@@ -28,14 +26,17 @@ from dataloaders.cache.read.columns import ColumnReader
 from dataloaders.cache.read.shards import check_shards, folder_of, open_shard
 from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import CacheError
-from dataloaders.machine.page_cache import expect_exactly, map_file
+from dataloaders.machine.page_cache import DiskWatch, expect_exactly, map_file, will_read
 
 _BYTES_PER_PIXEL = 4  # of an image in Pillow's memory
 _MEMORY_PER_BYTE = {"json": 64, "str": 4}  # of the file; ``[],`` becomes a Python list
 
 
 class MappedFile:
-    """A mapped file of a cache: its ``index``, its bytes (``data``), its columns (``readers``)."""
+    """A mapped file of a cache: its ``index``, all of its bytes (``data``), and its ``columns``.
+
+    A file that joins parts has no columns itself.
+    """
 
     def __init__(self, path: Path, descriptor: int, largest: int | None, shard: str = "") -> None:
         try:
@@ -46,9 +47,10 @@ class MappedFile:
             raise CacheError(f"the cache {path} cannot be mapped: {error.strerror}") from error
         finally:
             os.close(descriptor)
-        self.readers = [
-            ColumnReader(limited(entry, largest), self.index.rows, self.data, shard)
-            for entry in (() if self.index.shards else self.index.columns)
+        entries = [limited(entry, largest) for entry in self.index.columns]
+        self.columns = [
+            ColumnReader(entry, self.index.rows, self.data, shard)
+            for entry in (() if self.index.shards else entries)
         ]
 
     def refuse_cut_short(self) -> None:
@@ -65,6 +67,10 @@ class MappedFile:
             )
 
 
+Located: TypeAlias = tuple[int, list[ColumnReader], int]
+"""Where a row is: its place among those asked for, the columns of its part, its number there."""
+
+
 class Files:
     """The files that hold the rows of the cache at ``path``, whose own file is ``own``."""
 
@@ -73,64 +79,61 @@ class Files:
         check_shards(path, index)
         self._path, self._largest = path, largest
         self._bounds = np.cumsum([0, *(each.rows for each in index.shards or [index])])
-        self._starts: list[int] = self._bounds.tolist()
         self._opened = {} if index.shards else {0: own}
-        self._exactly = False
+        self._disk, self._is_on_disk = DiskWatch(), False
 
-    def readers(self, part: int) -> list[ColumnReader]:
-        """Return the columns of this part; map and check it first if that has not been done."""
-        file = self._opened.get(part)
-        if file is None:
-            file = self._opened[part] = self._mapped(self._index.shards[part])
-        return file.readers
+    def located(self, rows: Sequence[int]) -> list[Located]:
+        """Return where these rows are, to be read next, in the order of the files.
 
-    def located(self, rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Yield for each of these rows its place among them, its part, and its number in that.
+        So a compressed piece with several rows is decoded once. If rows may be on disk, all are
+        requested at once: otherwise each missing page would be waited for, and read with its
+        neighbours, before the next one is requested.
 
-        In the order of the files, so that a compressed piece with several rows is decoded once.
+        Raises:
+            CacheError: a file is another one, or has become shorter.
         """
-        parts, own = self._parts_of(rows)
-        for place in sorted(range(len(rows)), key=rows.__getitem__):
-            yield place, parts[place], own[place]
-
-    def _parts_of(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
+        reads = self._disk.reads()
+        if reads != self._is_on_disk:
+            self._is_on_disk = reads
+            for file in list(self._opened.values()):  # other threads may add some
+                expect_exactly(file.data, reads)
         numbers = np.asarray(rows, np.int64)
         parts = np.searchsorted(self._bounds, numbers, "right") - 1
-        return parts.tolist(), (numbers - self._bounds[parts]).tolist()
+        own, parts = (numbers - self._bounds[parts]).tolist(), parts.tolist()
+        columns = {part: self._part(part).columns for part in set(parts)}
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        found = [(place, columns[parts[place]], own[place]) for place in order]
+        for _, readers, row in found if reads else ():
+            _request(readers, row, row + 1)
+        return found
 
-    def between(self, first: int, last: int) -> Iterator[tuple[list[ColumnReader], int, int]]:
-        """Yield the columns of each part with some of rows ``first`` to ``last - 1``.
+    def will_read(self, first: int, last: int) -> None:
+        """Have the kernel start to read rows ``first`` to ``last - 1`` from disk, without waiting.
 
-        With each come the first of its own rows that is among them, and the one after the last.
+        Raises:
+            CacheError: as `located`.
         """
-        part = bisect_right(self._starts, first) - 1
-        while first < last:
-            start, end = self._starts[part : part + 2]
+        low, high = np.searchsorted(self._bounds, [first, last - 1], "right").tolist()
+        for part in range(low - 1, high):
+            start, end = self._bounds[part : part + 2].tolist()
             if start < end:
-                readers = self.readers(part)
-                self._opened[part].refuse_cut_short()
-                yield readers, first - start, min(last, end) - start
-            first, part = end, part + 1
+                rows = max(first, start) - start, min(last, end) - start
+                _request(self._part(part).columns, *rows)
 
-    def expect_exactly(self, exactly: bool) -> None:
-        """Set how a missing page is read, as `page_cache.expect_exactly` does."""
-        self._exactly = exactly
-        for file in list(self._opened.values()):  # other threads may add some
-            expect_exactly(file.data, exactly)
-
-    def refuse_cut_short(self, rows: Sequence[int]) -> None:
-        """Raise a CacheError if a file with one of these rows is mapped and has become shorter."""
-        parts = {0} if len(self._starts) == 2 else set(self._parts_of(rows)[0])
-        for part in parts:
-            if (file := self._opened.get(part)) is not None:
-                file.refuse_cut_short()
+    def _part(self, number: int) -> MappedFile:
+        """Return this part; map and check it first if that has not been done."""
+        file = self._opened.get(number)
+        if file is None:
+            file = self._opened[number] = self._mapped(self._index.shards[number])
+        file.refuse_cut_short()
+        return file
 
     def _mapped(self, shard: Shard) -> MappedFile:
         folder = folder_of(self._path)
         descriptor = open_shard(folder, shard, self._path)
         file = MappedFile(folder / shard.name, descriptor, self._largest, shard.name)
         self._check(file.index, shard)
-        expect_exactly(file.data, self._exactly)
+        expect_exactly(file.data, self._is_on_disk)
         return file
 
     def _check(self, index: Index, shard: Shard) -> None:
@@ -158,34 +161,9 @@ class Files:
             )
 
 
-class Column:
-    """One column of a cache: its rows in all files."""
-
-    def __init__(self, entry: ColumnEntry, number: int, files: Files) -> None:
-        self.entry, self.files, self._number = entry, files, number
-
-    def of(self, part: int) -> ColumnReader:
-        """Return the column in this part."""
-        return self.files.readers(part)[self._number]
-
-    def file(self, row: int) -> bytes | None:
-        """Return the bytes of this row's encoded image, as of a file; None: it is none."""
-        ((kind, values),) = self.stored([row])
-        return values.tobytes() if values is not None and is_encoded(kind) else None
-
-    def leaves(self, rows: Sequence[int]) -> list[Any]:
-        """Return the leaves of these rows, in this order."""
-        return self._read(rows, ColumnReader.leaf)
-
-    def stored(self, rows: Sequence[int]) -> list[tuple[str, npt.NDArray[Any] | None]]:
-        """Return the kinds and values of these rows, as `ColumnReader.stored` does."""
-        return self._read(rows, ColumnReader.stored)
-
-    def _read(self, rows: Sequence[int], read: Callable[[ColumnReader, int], Any]) -> list[Any]:
-        found: list[Any] = [None] * len(rows)
-        for place, part, row in self.files.located(rows):
-            found[place] = read(self.of(part), row)
-        return found
+def _request(columns: Sequence[ColumnReader], first: int, last: int) -> None:
+    for column in columns:
+        will_read(column.stretch(first, last))
 
 
 def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:

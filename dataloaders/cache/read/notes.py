@@ -1,6 +1,6 @@
 """Remember which cache holds a dataset's samples, so that finding it again reads none of them.
 
-    class, attributes, transforms ──pickled, hashed──> 5e1f..-09ab...json: 09ab...h5 is the cache
+    class, attributes, transforms ──pickled, hashed──> 5e1f...json: 09ab...h5 is the cache
                                                        └── the files that this depends on
 
 A note is valid while each of these files is unchanged: those that samples were read from, those
@@ -36,38 +36,34 @@ class Note:
     """The note in ``folder`` on the cache of ``dataset``, which also depends on ``others``."""
 
     def __init__(self, folder: Path, dataset: Any, others: Any) -> None:
-        self._folder, self._key = folder, ""
+        self._path: Path | None = None
         state = _State()
         with suppress(Exception):  # somebody's own classes: a lambda, an open file, anything
             state.dump((sys.version, others, dataset))
-            self._key = state.hash.hexdigest()[:24]
+            self._path = folder / f"{state.hash.hexdigest()[:24]}.json"
         self._held = state.held
 
     def recall(self) -> Path | None:
         """Return the path of the cache; None: it is not known, or does not exist."""
-        if not self._key:
-            return None
-        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-            for note in self._folder.glob(f"{self._key}-*.json"):
-                path = note.with_name(note.stem.partition("-")[2]).with_suffix(".h5")
-                if unchanged(json.loads(note.read_text())) and path.exists():
-                    return path
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            says = json.loads(self._path.read_text())  # type: ignore[union-attr]
+            path = self._path.with_name(says["cache"])  # type: ignore[union-attr]
+            if unchanged(says["files"]) and path.exists():
+                return path
         return None
 
     def write(self, path: Path, opened: Files) -> None:
         """Remember ``path``, a file in the folder; ``opened`` are those that samples came from."""
         modules = _files_of_modules()
         # A module that changed after this process began may not be the code that is loaded.
-        if not self._key or any(time_ns >= _began_ns() for _, time_ns in modules.values()):
+        if self._path is None or any(time_ns >= _began_ns() for _, time_ns in modules.values()):
             return
-        note = self._folder / f"{self._key}-{path.stem}.json"
-        unfinished = note.with_suffix(f".{os.getpid()}.tmp")
+        unfinished = self._path.with_suffix(f".{os.getpid()}.tmp")
         with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            for old in self._folder.glob(f"{self._key}-*.json"):
-                old.unlink(missing_ok=True)
-            unfinished.write_text(json.dumps({**opened, **self._held, **modules}))
-            unfinished.rename(note)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files = {**opened, **self._held, **modules}
+            unfinished.write_text(json.dumps({"cache": path.name, "files": files}))
+            unfinished.rename(self._path)
 
 
 class _State(pickle.Pickler):

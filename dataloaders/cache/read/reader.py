@@ -1,6 +1,6 @@
 """CachedDataset: a cache as a dataset, whose samples are those that the original dataset gave.
 
-    cached[i] ──> each column's values at row i ──> leaves ──> tails ──> sample ──> transform
+    cached[i] ──> each column's values at row i ──> leaves ──> sample ──> tails ──> transform
 
 Files are mapped and never read through libhdf5: threads, forked and spawned workers read them at
 once, and nothing in a file can do more harm than be wrong.
@@ -26,15 +26,11 @@ from dataloaders.cache.format.entries import Extent
 from dataloaders.cache.format.fields import Malformed, list_in, loads, text_in
 from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.read.columns import mapped
-from dataloaders.cache.read.files import Column, Files, MappedFile, limited
+from dataloaders.cache.read.files import Files, Located, MappedFile
 from dataloaders.cache.read.shards import first_of, folder_of
-from dataloaders.cache.sample.sample import Classes, join, leaf_paths
+from dataloaders.cache.sample.sample import Classes, Tail, finished, join, leaf_paths
 from dataloaders.errors import CacheError
-from dataloaders.machine.page_cache import DiskWatch, will_read
 from dataloaders.options import option
-
-Tail = tuple[tuple[Any, ...], Callable[[Any], Any]]
-"""The keys to a leaf, and the function that is called on it."""
 
 ACCEPTABLE = ("dataset", "head")
 """Entries of a fingerprint that may change although the rows do not: a class is renamed, a new
@@ -52,8 +48,8 @@ class CachedDataset(Dataset[Any]):
     Args:
         path: the path of the file.
         transform: called on each sample, after the tails.
-        tails: the transforms that were not computed in advance: functions for single leaves, each
-            with the keys to its leaf.
+        tails: the transforms that were not computed in advance: functions for parts of a sample,
+            each with the keys to its part.
         expect: entries that the fingerprint must have, as it was when the cache was built.
         largest: for untrusted files, the bytes that one value of a sample may take in memory (four
             a pixel for an encoded image). A file that declares larger values is refused; if it
@@ -64,9 +60,7 @@ class CachedDataset(Dataset[Any]):
         index: the file's description of itself.
         columns: the columns as the index has them, in the order of the sample's leaves.
         identity: the digest of the file and of its parts, in hexadecimal.
-        data: all bytes of the file, mapped.
-        readers: the columns, for reading many rows of one.
-        calls: the tails: the number of a column, and the function that is called on its leaves.
+        file: the file itself, mapped.
         namedtuples: classes for namedtuples in samples, by name and fields; a missing one is
             created.
 
@@ -87,37 +81,29 @@ class CachedDataset(Dataset[Any]):
         self.largest = largest
         self.path = Path(os.path.abspath(path))
         self.transform = transform
-        self.tails = [(tuple(keys), call) for keys, call in tails]
+        self.tails = list(tails)
         self.namedtuples: Classes = {}
         self._open()
         self.refuse_changed(expect or {})
 
     def _open(self) -> None:
-        self._own = file = MappedFile(self.path, open_file(str(self.path)), self.largest)
-        self.index, self.data = file.index, file.data
+        self.file = MappedFile(self.path, open_file(str(self.path)), self.largest)
+        self.index = self.file.index
         self.columns, self.identity = self.index.columns, self.index.identity
-        self._files = Files(self.path, file, self.largest)
-        self.readers = tuple(
-            Column(limited(entry, self.largest), number, self._files)
-            for number, entry in enumerate(self.columns)
-        )
-        self._disk, self._exact = DiskWatch(), False
+        self._files = Files(self.path, self.file, self.largest)
         self.with_tails(self.tails)
 
     def with_tails(self, tails: Sequence[Tail]) -> CachedDataset:
         """Replace the tails by these, and return the cache itself."""
         self.tails = [(tuple(keys), call) for keys, call in tails]
-        self.calls: list[tuple[int, Callable[[Any], Any]]] = []
-        if self.index.structure is None:
-            return self
-        paths = leaf_paths(self.index.structure)
-        for keys, call in self.tails:
-            if keys not in paths:
+        structure = self.index.structure
+        paths = [] if structure is None else leaf_paths(structure)
+        for keys, _ in self.tails:
+            if paths and keys not in {path[: len(keys)] for path in paths}:
                 raise CacheError(
                     f"the samples of {self.path} have no leaf at {keys}; they have "
                     f"{', '.join(map(shown, paths[:8]))}"
                 )
-            self.calls.append((paths.index(keys), call))
         return self
 
     def refuse_changed(self, expect: Mapping[str, Any]) -> None:
@@ -158,12 +144,14 @@ class CachedDataset(Dataset[Any]):
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
         """Return the samples of these rows, in this order."""
-        numbers = [self._row(row) for row in rows]
-        self.about_to_read(numbers)
-        found: list[list[Any]] = [[]] * len(numbers)
-        for place, part, own in self._files.located(numbers):
-            found[place] = [reader.leaf(own) for reader in self._files.readers(part)]
+        found: list[list[Any]] = [[]] * len(rows)
+        for place, columns, own in self.located([self._row(row) for row in rows]):
+            found[place] = [column.leaf(own) for column in columns]
         return [self._finished(leaves) for leaves in found]
+
+    def located(self, rows: Sequence[int]) -> list[Located]:
+        """Return where these rows are, which are counted from 0 on; see `Files.located`."""
+        return self._files.located(rows)
 
     def _row(self, row: Any) -> int:
         try:
@@ -178,11 +166,8 @@ class CachedDataset(Dataset[Any]):
         return found + rows if found < 0 else found
 
     def _finished(self, leaves: list[Any]) -> Any:
-        """Return the sample of these leaves, after their tails."""
-        for number, call in self.calls:
-            leaves[number] = call(leaves[number])
-        structure = self.index.structure
-        sample = None if structure is None else join(structure, leaves, self.namedtuples)
+        """Return the sample of these leaves, after the tails."""
+        sample = finished(join(self.index.structure, leaves, self.namedtuples), self.tails)
         return sample if self.transform is None else self.transform(sample)
 
     def will_read(self, first: int, last: int) -> None:
@@ -190,27 +175,10 @@ class CachedDataset(Dataset[Any]):
 
         Consecutive rows are read in long runs. Rows that do not exist are ignored.
         """
-        rows = max(0, first), min(last, self.index.rows)
-        with suppress(CacheError):  # reading the row raises it
-            for readers, low, high in self._files.between(*rows):
-                for reader in readers:
-                    for values in reader.stretches(low, high):
-                        will_read(values)
-
-    def about_to_read(self, rows: Sequence[int]) -> None:
-        """Request all of these rows at once if they may be on disk; call it before reading them.
-
-        Otherwise each missing page would be waited for, and read with its neighbours, before the
-        next one is requested. Raises CacheError if a file has become shorter.
-        """
-        self._files.refuse_cut_short(rows)
-        reads = self._disk.reads()
-        if reads != self._exact:
-            self._exact = reads
-            self._files.expect_exactly(reads)
-        if reads:
-            for row in rows:
-                self.will_read(row, row + 1)
+        first, last = max(0, first), min(last, self.index.rows)
+        if first < last:
+            with suppress(CacheError):  # reading the row raises it
+                self._files.will_read(first, last)
 
     @property
     def row_bytes(self) -> float:
@@ -273,8 +241,8 @@ class CachedDataset(Dataset[Any]):
 
     def _values(self, dtype: str, extent: Extent) -> npt.NDArray[Any]:
         """Return values of the cache's own file, as a view of it."""
-        self._own.refuse_cut_short()
-        return mapped(self.data, dtype, extent)
+        self.file.refuse_cut_short()
+        return mapped(self.file.data, dtype, extent)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return all rows of a column, (rows, *shape), as a read-only view of the file.
@@ -282,15 +250,16 @@ class CachedDataset(Dataset[Any]):
         An image's shape is (channels, height, width). A CacheError says why there is no such array:
         rows differ in shape or are None, are in several files, or compressed.
         """
-        column = next((each for each in self.readers if each.entry.name == name), None)
-        if column is None:
-            names = ", ".join(shown(each.entry.name) for each in self.readers[:8])
-            raise CacheError(f"{self.path} has no column {name!r}; it has {names or 'none'}")
-        if column.entry.fixed and not self.index.shards:
-            self._own.refuse_cut_short()
-            return column.of(0).values
+        names = [entry.name for entry in self.columns]
+        if name not in names:
+            known = ", ".join(map(shown, names[:8])) or "none"
+            raise CacheError(f"{self.path} has no column {name!r}; it has {known}")
+        number = names.index(name)
+        if self.columns[number].fixed and not self.index.shards:
+            self.file.refuse_cut_short()
+            return self.file.columns[number].values
         why = "have different shapes, or are None; read them one by one"
-        if column.entry.fixed:
+        if self.columns[number].fixed:
             why = (
                 f"stand in {len(self.index.shards)} shards, so they are not one array; read rows "
                 "by their numbers, or each shard's: "

@@ -22,12 +22,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from dataloaders.cache.sample.sample import Path, Tail
 from dataloaders.errors import CacheError
 from dataloaders.transforms.find import Found, NotCopyable, copied, find_chains
 from dataloaders.transforms.read import CONVERTERS, Kind, Member, Run, trailing
-
-Path: TypeAlias = tuple[Any, ...]
-"""The keys to a part of a sample: of a dict its key, a position, the name of a field."""
 
 Call: TypeAlias = tuple[int, Path]
 """Which head made a part of the sample, and where that part is."""
@@ -116,6 +114,10 @@ class Cut:
             )
         return row
 
+    def tails_of(self, calls: Sequence[Call]) -> list[Tail]:
+        """Return what makes samples of rows that went through ``calls``."""
+        return [(path, self.tails[number]) for number, path in calls]
+
     def calls_in(self, row: Any) -> tuple[Call, ...] | str:
         """Return where the heads' results are in the ``row`` just read, or why that is unclear."""
         calls = []
@@ -138,20 +140,6 @@ def sample_of(dataset: Any, index: int) -> Any:
     """Return sample ``index`` as torch's loader gets it, which prefers ``__getitems__``."""
     many = getattr(dataset, "__getitems__", None)
     return dataset[index] if many is None else many([index])[0]
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Make samples of rows by applying the tails to their parts, in order."""
-
-    tails: Sequence[Run]
-    calls: Sequence[Call]
-
-    def __call__(self, row: Any) -> Any:
-        """Return the sample that the dataset itself would have given."""
-        for number, path in self.calls:
-            row = _put(row, path, self.tails[number])
-        return row
 
 
 def whole(dataset: Any) -> Cut:
@@ -187,20 +175,6 @@ def cuts_of(dataset: Any, *, images: bool = False) -> tuple[list[Cut], str]:
         except Exception as error:  # a user's own classes on the way
             return [], f"it could not be copied ({type(error).__name__}: {error})"
     return cuts, "" if cuts else "all of its transforms are deterministic"
-
-
-def _put(sample: Any, path: Path, change: Any) -> Any:
-    """``sample`` with ``change`` applied to the part at ``path``; containers on the way are new."""
-    if not path:
-        return change(sample)
-    key, *rest = path
-    if isinstance(sample, dict):
-        return {**sample, key: _put(sample[key], tuple(rest), change)}
-    if hasattr(sample, "_fields"):
-        return sample._replace(**{key: _put(getattr(sample, key), tuple(rest), change)})
-    members = list(sample)
-    members[key] = _put(members[key], tuple(rest), change)
-    return members if isinstance(sample, list) else tuple(members)
 
 
 def _ends(members: Sequence[Member], images: bool) -> list[int]:

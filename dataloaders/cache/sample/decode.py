@@ -55,18 +55,14 @@ def decoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None)
     """Return the PIL image of a leaf of this kind, in memory of its own.
 
     Args:
-        kind: of the leaf.
-        values: of the leaf.
+        kind: of the leaf, for which `is_encoded` is true.
+        values: of the leaf, bytes.
         most_pixels: that it may have; None: as many as Pillow decodes.
 
     Raises:
-        KeyError, ValueError: it is none, or has more pixels.
+        ValueError: it is none, or has more pixels.
         ImportError: Pillow is not installed.
     """
-    if not is_encoded(kind):
-        raise KeyError(kind)
-    if values.ndim != 1 or values.dtype.str != "|u1":
-        raise ValueError("not bytes")
     family, _, detail = kind.partition(":")
     name, _, mode = detail.rpartition(":")
     image = _opened(values.tobytes(), FORMATS if family == "file" else (name,))

@@ -85,12 +85,10 @@ class Images:
 
     Attributes:
         packed: whether the dataset's own files are kept.
-        every: how every column of PIL images is encoded; None: raw, but for ``columns``.
-        columns: how single columns are, by name.
+        columns: how columns of PIL images are encoded, by name; "" is every column.
     """
 
     packed: bool = False
-    every: Encoded | None = None
     columns: tuple[tuple[str, Encoded], ...] = ()
 
     @classmethod
@@ -99,49 +97,44 @@ class Images:
         if choice is None or choice == "packed":
             return cls(packed=choice is not None)
         if not isinstance(choice, Mapping):
-            return cls(every=_one(choice, option("images", choice)))
-        columns = []
-        for name, how in choice.items():
-            one = _one(how, option("images", {name: how}))
-            if type(name) is not str:
-                raise OptionError(f"images={{{name!r}: ...}}: give the name of a column")
-            if one is not None:
-                columns.append((name, one))
-        return cls(columns=tuple(sorted(columns, key=lambda pair: pair[0])))
+            choice = {"": choice}
+        elif wrong := [name for name in choice if type(name) is not str or not name]:
+            raise OptionError(f"images={{{wrong[0]!r}: ...}}: give the name of a column")
+        columns = {name: _one(name, choice[name]) for name in sorted(choice)}
+        return cls(columns=tuple((name, how) for name, how in columns.items() if how))
 
     @classmethod
     def like(cls, text: object) -> Images:
         """Return images with the same ``rows`` as those of a file with this in its fingerprint."""
         is_raw = text in ("raw", "packed") or type(text) is not str
-        return cls(text == "packed", None if is_raw else Encoded("png"))
+        return cls(text == "packed", () if is_raw else (("", Encoded("png")),))
 
     @property
     def rows(self) -> Literal["any", "images", "files"]:
         """What rows consist of: PIL images where the dataset has some, its files, or anything."""
         if self.packed:
             return "files"
-        return "images" if self.every or self.columns else "any"
+        return "images" if self.columns else "any"
 
     def of_column(self, name: str) -> Encoded | None:
         """Return how the images of this column are encoded; None: raw."""
-        return self.every or dict(self.columns).get(name)
+        found = dict(self.columns)
+        return found.get(name, found.get(""))
 
     def __str__(self) -> str:
-        if self.packed:
-            return "packed"
-        if self.columns:
-            return "; ".join(f"{name}: {how}" for name, how in self.columns)
-        return str(self.every or "raw")
+        texts = [f"{name}: {how}" if name else str(how) for name, how in self.columns]
+        return "packed" if self.packed else "; ".join(texts) or "raw"
 
 
-def _one(choice: Any, given: str) -> Encoded | None:
+def _one(name: str, choice: Any) -> Encoded | None:
     if choice == "raw":
         return None
     if isinstance(choice, str) and choice in _FORMATS:
         return Encoded(choice)  # type: ignore[arg-type]
     if not isinstance(choice, Encoded):
+        given = {name: choice} if name else choice
         raise OptionError(
-            f"{given}: it must be 'raw', 'jpeg', 'png', 'webp', Encoded(...), a dict of these "
-            "by column, or 'packed'"
+            f"{option('images', given)}: it must be 'raw', 'jpeg', 'png', 'webp', Encoded(...), "
+            "a dict of these by column, or 'packed'"
         )
     return choice

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,14 +50,6 @@ _TORCH = _BITS | {
     )
 }
 _TV_TENSORS = ("Image", "Mask", "Video")
-# Kinds that are named after Python's types: type of a value, and number of dimensions.
-_PLAIN_KINDS = {
-    "bool": ("|b1", 0),
-    "int": ("<i8", 0),
-    "float": ("<f8", 0),
-    "complex": ("<c16", 0),
-    **dict.fromkeys(("str", "bytes", "bytearray", "json"), ("|u1", 1)),
-}
 # PIL's modes: type of a value, and how many there are in a pixel.
 _MODES = {
     **dict.fromkeys(("1", "L"), ("|u1", 1)),
@@ -107,7 +100,7 @@ def leaf_of(value: Any, where: str) -> Leaf:
     if kind in (bool, int, float, complex):
         if kind is int and not is_int64(value):
             raise CacheError(f"{where} is an int beyond 64 bits; return it as a str")
-        return Leaf(kind.__name__, np.array(value, _PLAIN_KINDS[kind.__name__][0]))
+        return Leaf(kind.__name__, np.array(value, _PLAIN[kind.__name__][0]))
     if value is None:
         return Leaf("none", np.empty(0, "|u1"))
     if kind is str:
@@ -248,13 +241,19 @@ def _image(mode: str, values: npt.NDArray[Any]) -> Any:
     return Image.frombytes(mode, size, values.transpose(1, 2, 0).tobytes(), "raw", raw)
 
 
-_VALUES: dict[str, Any] = {
-    "bool": lambda _, values: bool(values.view("|u1")),
-    **dict.fromkeys(("int", "float", "complex"), lambda _, values: values.item()),
-    "str": lambda _, values: values.tobytes().decode("utf-8", "surrogatepass"),
-    "bytes": lambda _, values: values.tobytes(),
-    "bytearray": lambda _, values: bytearray(values.tobytes()),
-    "json": lambda _, values: _json(values),
+# Kinds that are named after Python's types: dtype, number of dimensions, and how to get the value.
+_PLAIN: dict[str, tuple[str, int, Callable[[npt.NDArray[Any]], Any]]] = {
+    "bool": ("|b1", 0, lambda values: bool(values.view("|u1"))),
+    "int": ("<i8", 0, np.ndarray.item),
+    "float": ("<f8", 0, np.ndarray.item),
+    "complex": ("<c16", 0, np.ndarray.item),
+    "str": ("|u1", 1, lambda values: values.tobytes().decode("utf-8", "surrogatepass")),
+    "bytes": ("|u1", 1, np.ndarray.tobytes),
+    "bytearray": ("|u1", 1, lambda values: bytearray(values.tobytes())),
+    "json": ("|u1", 1, _json),
+}
+# The others get what stands after the colon of their kind, too.
+_VALUES: dict[str, Callable[[str, npt.NDArray[Any]], Any]] = {
     "array": lambda _, values: _array(values),
     "scalar": lambda _, values: _array(values)[()],
     "tensor": _tensor,
@@ -281,9 +280,11 @@ def value_of(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None
     try:
         if not fits(kind, values.dtype.str, values.ndim, values.shape):
             raise ValueError("no leaf of this kind has such values")
-        if family in ("encoded", "file"):
-            return decoded(kind, values, most_pixels)
-        return _VALUES[family](detail, values)
+        if kind in _PLAIN:
+            return _PLAIN[kind][2](values)
+        if family in _VALUES:
+            return _VALUES[family](detail, values)
+        return decoded(kind, values, most_pixels)
     except ImportError as error:
         package = "torchvision" if family == "tv_tensor" else "Pillow"
         raise MissingDependency(
@@ -300,8 +301,8 @@ def value_of(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None
 def fits(kind: str, dtype: str, dimensions: int, shape: tuple[int, ...] | None) -> bool:
     """Return whether a leaf of this kind can have this dtype, dimensions and shape."""
     family, _, detail = kind.partition(":")
-    if kind in _PLAIN_KINDS:
-        return (dtype, dimensions) == _PLAIN_KINDS[kind]
+    if kind in _PLAIN:
+        return (dtype, dimensions) == _PLAIN[kind][:2]
     if family in ("tensor", "tv_tensor"):
         known, _, name = detail.rpartition(":")
         known_class = known in _TV_TENSORS if family == "tv_tensor" else not known

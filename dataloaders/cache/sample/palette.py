@@ -2,15 +2,16 @@
 
     <PIL P 500x375, 256 colours> ──> PNG ──> the same indices, palette and transparency
 
-A PNG file has at least one colour, and indices of no more bits than its colours need. An image of
-fewer colours than its indices ask for is written with 256, and its text ``palette`` says how many
-there really are: ``RGB 21``. Other readers of the file see the right colours.
+A PNG file has at least one colour, and indices of no more bits than its colours need. So the file
+has 256, and its text ``palette`` says how many there really are: ``RGB 21``. Other readers see the
+right colours.
 """
 
 from __future__ import annotations
 
 import io
-from typing import Any, NamedTuple
+import re
+from typing import Any
 
 PALETTE = "encoded:PNG:P"
 """The kind of their leaves."""
@@ -19,22 +20,15 @@ _MOST = 256  # colours
 _TEXT = "palette"
 
 
-class Contents(NamedTuple):
-    """All that is kept of an image of mode P."""
+def contents(image: Any) -> tuple[Any, ...]:
+    """Return all that is kept of an image of mode P.
 
-    size: tuple[int, int]
-    indices: bytes
-    mode: str  # of the palette
-    colours: bytes
-    transparency: Any  # ``info["transparency"]``, or None
-
-
-def contents(image: Any) -> Contents:
-    """Return what is kept of an image of mode P."""
+    Its size, indices, the mode and the colours of its palette, ``info["transparency"]`` or None.
+    """
     image.load()
     mode = image.palette.mode if image.palette else "RGB"  # a PNG file may lack it
     colours = bytes(image.getpalette(mode) or ())
-    return Contents(image.size, image.tobytes(), mode, colours, image.info.get("transparency"))
+    return image.size, image.tobytes(), mode, colours, image.info.get("transparency")
 
 
 def file_of(image: Any) -> bytes:
@@ -48,22 +42,18 @@ def file_of(image: Any) -> bytes:
 
     if 0 in image.size:
         raise ValueError("it has no pixels")
-    kept = contents(image)
-    count = PngInfo()
-    count.add_text(_TEXT, f"RGB {len(kept.colours) // 3}")
-    padded = kept.colours.ljust(3 * _MOST, b"\0")
-    for colours, options in ((kept.colours, {}), (padded, {"pnginfo": count})):
-        # Made anew, so that nothing else gets into the file.
-        made = Image.frombytes("P", kept.size, kept.indices)
-        made.putpalette(colours)
-        if kept.transparency is not None:
-            made.info["transparency"] = kept.transparency
-        file = io.BytesIO()
-        made.save(file, "PNG", **options)
-        again = Image.open(file)
-        if kept.mode == "RGB" and again.mode == "P" and contents(restored(again)) == kept:
-            return file.getvalue()
-    raise ValueError("PNG does not give its palette and transparency back")
+    size, indices, _, colours, transparency = kept = contents(image)
+    made = Image.frombytes("P", size, indices)  # anew, so that nothing else gets into the file
+    made.putpalette(colours.ljust(3 * _MOST, b"\0"))
+    if transparency is not None:
+        made.info["transparency"] = transparency
+    count, file = PngInfo(), io.BytesIO()
+    count.add_text(_TEXT, f"RGB {len(colours) // 3}")
+    made.save(file, "PNG", pnginfo=count)
+    again = Image.open(file)
+    if again.mode != "P" or contents(restored(again)) != kept:
+        raise ValueError("PNG does not give its palette and transparency back")
+    return file.getvalue()
 
 
 def restored(image: Any) -> Any:
@@ -77,9 +67,9 @@ def restored(image: Any) -> Any:
     image.info = {} if transparency is None else {"transparency": transparency}
     if said is not None:
         colours = bytes(image.getpalette())
-        counts = {f"RGB {count}": count for count in range(len(colours) // 3 + 1)}
-        if said not in counts:
+        count = re.fullmatch("RGB (0|[1-9][0-9]{0,2})", said)
+        if count is None or 3 * int(count[1]) > len(colours):
             raise ValueError("what it says of its palette cannot be")
-        image.putpalette(colours[: 3 * counts[said]])
+        image.putpalette(colours[: 3 * int(count[1])])
         image.load()
     return image

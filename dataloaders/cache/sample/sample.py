@@ -12,6 +12,7 @@ length may differ from sample to sample.
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -25,6 +26,12 @@ from dataloaders.cache.sample.leaf import (
     leaf_of,
 )
 from dataloaders.errors import CacheError
+
+Path: TypeAlias = tuple[Any, ...]
+"""The keys to a part of a sample: of a dict its key, a position, the name of a field."""
+
+Tail: TypeAlias = tuple[Path, Callable[[Any], Any]]
+"""A part of a sample, and the function that is called on it."""
 
 Structure: TypeAlias = "int | dict[str, Any]"
 """JSON: a leaf's number, or {"dict" | "list" | "tuple" | "namedtuple": members}."""
@@ -76,12 +83,32 @@ def join(
     return (known or _namedtuple(name, tuple(made)))(*made.values())
 
 
+def finished(sample: Any, tails: Iterable[Tail]) -> Any:
+    """Return ``sample`` with each tail applied to its part, in order; containers are new."""
+    for path, tail in tails:
+        sample = _changed(sample, path, tail)
+    return sample
+
+
+def _changed(sample: Any, path: Path, change: Callable[[Any], Any]) -> Any:
+    if not path:
+        return change(sample)
+    key, rest = path[0], path[1:]
+    if isinstance(sample, dict):
+        return {**sample, key: _changed(sample[key], rest, change)}
+    if hasattr(sample, "_fields"):
+        return sample._replace(**{key: _changed(getattr(sample, key), rest, change)})
+    members = list(sample)
+    members[key] = _changed(members[key], rest, change)
+    return members if isinstance(sample, list) else tuple(members)
+
+
 def namedtuples_in(structure: Structure | None) -> _Named:
     """Return the name and fields of each namedtuple in samples of this structure."""
     return set() if structure is None else _walked(structure)[1]
 
 
-def leaf_paths(structure: Structure) -> list[tuple[Any, ...]]:
+def leaf_paths(structure: Structure) -> list[Path]:
     """Return the keys to each leaf, in order: of a dict its key, a position, or a field's name.
 
     Raises:
