@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,23 +35,8 @@ def obstacle_of(loader: Specification) -> str | None:
 
 
 def proof_of(loader: Specification) -> Proof:
-    """Return what recording does to samples of ``loader``.
-
-    Reads samples the first time, and when the dataset, one of its transforms or the collate_fn is
-    another object.
-    """
-    attributes = getattr(loader.dataset, "__dict__", {})
-    parts = [loader.dataset, loader.collate_fn, *map(attributes.get, _TRANSFORMS)]
-    key = tuple(map(id, parts))
-    known = _KNOWN.get(loader)
-    if known is None or known[0] != key:
-        known = _KNOWN[loader] = key, prove(loader, "files", _finished, _calls)
-    return known[1]
-
-
-_TRANSFORMS = ("transform", "transforms", "target_transform")
-_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[tuple[int, ...], Proof]]
-_KNOWN = weakref.WeakKeyDictionary()
+    """Return what recording does to samples of ``loader``."""
+    return prove(loader, "files", _finished, _calls)
 
 
 def _finished(batch: Any) -> Any:

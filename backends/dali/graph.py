@@ -17,7 +17,6 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
@@ -58,6 +57,7 @@ class Graph:
     ) -> None:
         self._batch_size = batch_size
         self._device = device
+        self._index = (device.index or 0) if device.type == "cuda" else -1  # -1: of no device
         self._threads = threads
         self._engine = engine
         self._most_pixels = most_pixels
@@ -84,7 +84,9 @@ class Graph:
         """
         values = [np.ascontiguousarray(pair) for pair in np.split(table[:, 2:], 6, 1)]
         begin = 0
-        with self._turn():
+        with self._lock, torch.cuda.device(self._index):
+            if self._closed:
+                raise RuntimeError("this graph was closed, or was made before a fork")
             try:
                 for begin, end in self._runs(table[:, :2].prod(1, np.int64).tolist()):
                     some = [np.frombuffer(file, np.uint8) for file in files[begin:end]]
@@ -129,21 +131,10 @@ class Graph:
 
     def close(self) -> None:
         """End the pipeline and its threads."""
-        with self._turn(closing=True):
+        with self._lock, torch.cuda.device(self._index):
             self._closed = True
             self._pipeline = None
             self._fed.clear()
-
-    @contextmanager
-    def _turn(self, closing: bool = False) -> Iterator[None]:
-        with self._lock:
-            if self._closed and not closing:
-                raise RuntimeError("this graph was closed, or was made before a fork")
-            if self._device.type != "cuda":
-                yield
-                return
-            with torch.cuda.device(self._device):
-                yield
 
     def _stream(self) -> Any:
         return torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
@@ -154,7 +145,7 @@ class Graph:
         pipeline = Pipeline(
             batch_size=self._batch_size,
             num_threads=self._threads,
-            device_id=(self._device.index or 0) if cuda else None,
+            device_id=self._index if cuda else None,
             set_affinity=False,
             exec_dynamic=True,  # each output has memory of its own
             exec_pipelined=False,  # else the first schedule_run() begins several runs, fed or not

@@ -6,7 +6,6 @@ tail wanted ──> proved once on samples of this loader ──> tail ─┴─
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,6 @@ from dataloaders.replaying.tail import DeviceTail, device_tail
 
 if TYPE_CHECKING:
     from . import Prefetch
-
-
-_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, DeviceTail | str]]
-_KNOWN = weakref.WeakKeyDictionary()
-"""Results by loader. A proof reads samples, so it is repeated only after a change."""
 
 
 def remainder_of(
@@ -40,17 +34,10 @@ def remainder_of(
     puts_off, records = _leaves(inner)
     if not (records or puts_off):
         return f"{inner.name} makes whole batches itself"
-    wanted = (options.dtype, options.memory_format, id(loader.dataset), id(loader.collate_fn))
-    known = _KNOWN.get(loader)
-    if known is not None and known[0] == wanted:
-        return known[1]
-    if puts_off:
-        description = f"where {inner.name} makes whole batches: ToTensor, Normalize once a batch"
-        found: DeviceTail | str = DeviceTail(options.dtype, options.memory_format, description)
-    else:
-        found = device_tail(loader, options.dtype, options.memory_format)
-    _KNOWN[loader] = wanted, found
-    return found
+    if not puts_off:
+        return device_tail(loader, options.dtype, options.memory_format)
+    description = f"where {inner.name} makes whole batches: ToTensor, Normalize once a batch"
+    return DeviceTail(options.dtype, options.memory_format, description)
 
 
 def leaving_tail(inner: Backend) -> Any:

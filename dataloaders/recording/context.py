@@ -78,10 +78,8 @@ def recording(own: Recorder | None) -> Iterator[None]:
         _local.recorder = before
 
 
-_CONSTANT = (int, float, bool, complex, str, bytes, type(None), type(...), torch.dtype)
-_CONSTANTS = frozenset((*_CONSTANT, torch.memory_format, torch.Size))
-
-
+_CONSTANTS = {int, float, bool, complex, str, bytes, type(None), type(...)}
+_CONSTANTS |= {torch.dtype, torch.memory_format, torch.Size}
 CONTAINERS = frozenset((tuple, list, dict, slice))
 
 

@@ -42,6 +42,16 @@ def install() -> None:
             hook(sys.modules[name])
 
 
+def obstacle() -> str | None:
+    """Return why Pillow's images cannot be recorded here; None if they can."""
+    try:
+        from PIL import __version__
+    except ImportError:
+        return None
+    old = int(__version__.partition(".")[0]) < 11
+    return f"Pillow {__version__} is older than 11" if old else None
+
+
 def swap(function: Any, hook: Callable[..., Any]) -> None:
     """Replace the code of ``function`` by a call of ``hook(original, *args, **kwargs)``."""
     if not isinstance(function, types.FunctionType) or function.__closure__:

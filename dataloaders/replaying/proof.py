@@ -9,6 +9,7 @@ Both ways begin with equal random states, in the process in which the dataset is
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from dataloaders.transforms.find import find_generators
 from . import ReplayError
 
 _SAMPLES = 4
+_TRANSFORMS = ("transform", "transforms", "target_transform")
 
 
 class Proof(NamedTuple):
@@ -50,7 +52,8 @@ def prove(
     """Return whether the loader's recorded batches are its own, as far as that is known.
 
     Makes up to four samples both ways, in a process of their own: of a stream the first ones.
-    Samples that cannot be read, or that a replay leaves to the dataset, prove nothing.
+    Samples that cannot be read, or that a replay leaves to the dataset, prove nothing. A result is
+    kept until the dataset, one of its transforms or the collate_fn is another object.
 
     Args:
         loader: any torch DataLoader.
@@ -58,6 +61,21 @@ def prove(
         finish: makes the batch of a recorded one; called in that process.
         facts: returns what is to be known of a recorded batch, in few bytes.
     """
+    attributes = getattr(loader.dataset, "__dict__", {})
+    parts = [loader.dataset, loader.collate_fn, *map(attributes.get, _TRANSFORMS)]
+    key, known = tuple(map(id, parts)), _KNOWN.setdefault(loader, {})
+    if upto not in known or known[upto][0] != key:
+        known[upto] = key, _proof(loader, upto, finish, facts)
+    return known[upto][1]
+
+
+_KNOWN: weakref.WeakKeyDictionary[Any, dict[str, tuple[tuple[int, ...], Proof]]]
+_KNOWN = weakref.WeakKeyDictionary()
+
+
+def _proof(
+    loader: Any, upto: str, finish: Callable[[Any], Any], facts: Callable[[Any], Any]
+) -> Proof:
     dataset: Any = loader.dataset
     name = type(dataset).__name__
     batched = loader._auto_collation

@@ -18,7 +18,6 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dataloaders.recording import context, hooks, ops, program, worker
-from dataloaders.recording.worker import self_test  # noqa: F401
 from dataloaders.replaying.tail import DeviceTail
 from dataloaders.specification import view_of
 

@@ -22,7 +22,6 @@ from dataloaders.errors import CacheError
 from dataloaders.options import option
 from dataloaders.recording import hooks
 from dataloaders.recording.context import Recorder, recording
-from dataloaders.recording.worker import self_test
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.read import Run, read
@@ -90,7 +89,7 @@ class _Files:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
-        why = self_test()
+        why = hooks.obstacle()
         if why is not None:
             raise CacheError(f"{_PACKED}: samples cannot be recorded here: {why}")
         hooks.install()
