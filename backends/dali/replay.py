@@ -164,7 +164,7 @@ class Replayed(Remainder):
 
         options = self._options
         exact = "resize" not in options.fast
-        host = HostReplay(WindowDecoder(), self._threads, exact, *self._form)
+        host = HostReplay(WindowDecoder(), self._threads, exact)
         weakref.finalize(self, host.close)  # its threads end with this object
         if self._device.type != "cuda":
             return host

@@ -47,7 +47,6 @@ class _Group(NamedTuple):
         stacks: their rows, one stack after the other, are ``rows``.
         size: height and width.
         tail: the last pass.
-        dtype: of what it makes.
         rows: of all the stacks.
         before: the steps before it, of the rows that the graph makes.
         after: those after it, of all rows.
@@ -57,7 +56,6 @@ class _Group(NamedTuple):
     stacks: list[Stack]
     size: tuple[int, int]
     tail: Pointwise
-    dtype: torch.dtype
     rows: list[Row]
     before: dict[int, list[Step]]
     after: list[list[Step]]
@@ -69,7 +67,7 @@ class DeviceReplay:
 
     Args:
         graph: decodes files on the device.
-        host: makes what the graph does not; has the dtype and memory order of images.
+        host: makes what the graph does not.
         device: where.
     """
 
@@ -92,7 +90,7 @@ class DeviceReplay:
         stacks, apart = plan(wanted)
         groups, left = self._groups(stacks, wanted)
         values: dict[Node, Any] = {}
-        jobs = [*host.stacks(left, wanted, values), *host.values(apart, values)]
+        jobs = [*host.stacks(left, values), *host.values(apart, values)]
         for group in groups:
             rows = [(k, row) for k, row in enumerate(group.rows) if k not in group.before]
             jobs += host.images(rows, group.others)
@@ -125,11 +123,10 @@ class DeviceReplay:
                 continue
             _, height, width = stack.node.inputs[0].what.shape
             tail = stack.pointwise()
-            dtype = self._host.dtype_of(stack, tail, wanted)
             steps = repr([step_of(node) for node in stack.tail])
             # What the user gets as it is has memory of its own.
-            key = height, width, steps, dtype, stack.node if stack.node in wanted else None
-            new = _Group([], (height, width), tail, dtype, [], {}, [], {})
+            key = height, width, steps, stack.node if stack.node in wanted else None
+            new = _Group([], (height, width), tail, [], {}, [], {})
             group = groups.setdefault(key, new)
             for row in stack.rows:
                 before = _made_by_graph(row, height, width)
@@ -168,10 +165,7 @@ class DeviceReplay:
             for places, some in ((list(group.before), images), (others, rest)):
                 whole.index_copy_(0, upload(np.array(places, np.int64), self._device), some)
             images = whole
-        options: Any = {"dtype": group.dtype, "device": self._device}
-        if self._host.memory_format is torch.channels_last:
-            options["memory_format"] = torch.channels_last
-        out = torch.empty((count, 3, *group.size), **options)
+        out = torch.empty((count, 3, *group.size), dtype=group.tail.dtype, device=self._device)
         group.tail(images.permute(0, 3, 1, 2), out)
         do(out, group.after)
         begin = 0

@@ -46,22 +46,11 @@ class HostReplay:
         threads: how many.
         exact: whether Pillow resizes its images itself. Else torch does where the filter is
             bilinear, for a third of the time: 1 level off at most, in one value of six.
-        dtype: what stacked images are rounded to in their last pass; None: they stay.
-        memory_format: the memory order of stacked images.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        threads: int,
-        exact: bool = True,
-        dtype: torch.dtype | None = None,
-        memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> None:
+    def __init__(self, decoder: Decoder, threads: int, exact: bool = True) -> None:
         self.decoder = decoder
         self._exact = exact
-        self._dtype = dtype
-        self.memory_format = memory_format
         self._count = threads
         self._threads = ThreadPoolExecutor(threads, "replay", limit_torch_threads, (1,))
         self._pool = HostPool()
@@ -77,7 +66,7 @@ class HostReplay:
     def _made_of(self, wanted: list[Node]) -> list[Any]:
         stacks, apart = plan(wanted)
         known: dict[Node, Any] = {}
-        jobs = [*self.stacks(stacks, wanted, known), *self.values(apart, known)]
+        jobs = [*self.stacks(stacks, known), *self.values(apart, known)]
         self.wait(self.start(jobs))
         return made_of(wanted, known)
 
@@ -111,17 +100,13 @@ class HostReplay:
 
         return [(place, partial(job, place, row)) for place, row in rows]
 
-    def stacks(
-        self,
-        stacks: Iterable[Stack],
-        wanted: Sequence[Node],
-        known: dict[Node, Any],
-    ) -> list[Job]:
+    def stacks(self, stacks: Iterable[Stack], known: dict[Node, Any]) -> list[Job]:
         """Return jobs that put ``stacks`` into ``known``."""
         jobs: list[Job] = []
         for stack in stacks:
             tail = stack.pointwise()
-            out = known[stack.node] = self._empty(stack, self.dtype_of(stack, tail, wanted))
+            shape = len(stack.rows), *stack.node.inputs[0].what.shape
+            out = known[stack.node] = self._pool.empty(shape, tail.dtype)
             groups: dict[Node, list[tuple[int, Row]]] = {}  # views of one file have first steps
             for place, row in enumerate(stack.rows):  # in common
                 groups.setdefault(row.head.source if row.head else row.last, []).append(
@@ -139,12 +124,6 @@ class HostReplay:
             known[node] = run([node])[0] if image else self._value(node, {})
 
         return [(place, partial(job, node)) for place, node in enumerate(nodes)]
-
-    def dtype_of(self, stack: Stack, tail: Pointwise, wanted: Sequence[Node]) -> torch.dtype:
-        """Return the dtype of a stack's last pass: rounded, if nothing is done to it later."""
-        last = stack.node in wanted and all(row.last is row.done for row in stack.rows)
-        rounded = self._dtype is not None and last and tail.dtype.is_floating_point
-        return self._dtype if rounded else tail.dtype  # type: ignore[return-value]
 
     def _fill(self, rows: Sequence[tuple[int, Row]], tail: Pointwise, out: Tensor) -> None:
         shared: dict[Node, Any] = {}
@@ -196,13 +175,6 @@ class HostReplay:
             pixels = pixels[upper:lower, left:right]
         turned = [axis for axis, flip in zip((1, 0), head.flips, strict=True) if flip]
         return pixels.flip(turned) if turned else pixels
-
-    def _empty(self, stack: Stack, dtype: torch.dtype) -> Tensor:
-        channels, height, width = stack.node.inputs[0].what.shape
-        if self.memory_format is not torch.channels_last:
-            return self._pool.empty((len(stack.rows), channels, height, width), dtype)
-        out = self._pool.empty((len(stack.rows), height, width, channels), dtype)
-        return out.permute(0, 3, 1, 2)
 
 
 def made_of(wanted: Sequence[Node], known: dict[Node, Any]) -> list[Any]:
