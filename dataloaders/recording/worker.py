@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -66,25 +66,18 @@ def ask_again(again: Again, collate_fn: Callable[[Any], Any], batched: bool, dat
     """
     with random_states_kept(cuda=False):
         restore(again.states)
-        (made,) = fetched(_DatasetKind.Map, dataset, batched, collate_fn, [again.keys])
+        (made,) = fetched(_DatasetKind.Map, dataset, batched, collate_fn, again.keys)
     return made
 
 
 def fetched(
-    kind: int,
-    dataset: Any,
-    batched: bool,
-    collate_fn: Callable[[Any], Any],
-    groups: Iterable[Any],
+    kind: int, dataset: Any, batched: bool, collate_fn: Callable[[Any], Any], keys: Any
 ) -> list[Any]:
-    """Return the batches of ``groups`` of keys as torch's workers make them.
-
-    Fewer if an iterable dataset ends.
-    """
+    """Return the batch of ``keys`` as torch's workers make it; none if an iterable dataset ends."""
     fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
         kind, dataset, batched, collate_fn, False
     )
-    return list(map(fetcher.fetch, groups))
+    return list(map(fetcher.fetch, [keys]))
 
 
 class State:

@@ -86,7 +86,7 @@ def _proof(
         if upto == "tail":
             why = "has no samples by index on which it could be proved"
             return Proof(obstacle=f"{name} {why}")
-        groups = [[0] * size] if batched else [[0]]
+        groups = [[0] * size]
     else:
         listed = isinstance(loader.sampler, (list, tuple))  # perhaps of names
         try:
@@ -99,8 +99,7 @@ def _proof(
         places = np.linspace(0, len(known) - 1, min(len(known), _SAMPLES))
         keys = [known[round(place)] for place in places.tolist()]
         groups = [keys[begin : begin + size] for begin in range(0, len(keys), size)]
-    rounds = [[group if batched else group[0]] for group in groups]
-    ways = loader._dataset_kind, batched, loader.collate_fn, rounds, upto, finish, facts
+    ways = loader._dataset_kind, batched, loader.collate_fn, groups, upto, finish, facts
     try:
         return observe(loader, partial(_compared, *ways))
     except Unobserved as error:
@@ -114,19 +113,20 @@ def _compared(
     kind: int,
     batched: bool,
     collate_fn: Callable[[Any], Any],
-    rounds: list[list[Any]],
+    groups: list[list[Any]],
     upto: str,
     finish: Callable[[Any], Any],
     facts: Callable[[Any], Any],
     dataset: Any,
 ) -> Proof:
-    """Make the batches of each of ``rounds`` both ways and compare them."""
+    """Make the batch of each of ``groups`` of keys both ways and compare them."""
     name, streams = type(dataset).__name__, kind == _DatasetKind.Iterable
     taken, recording_collate_fn, state = recorded(dataset, collate_fn, upto, streams=streams)
     found, why = Proof(), ""
-    while rounds:
-        groups = rounds.pop(0)
-        which = name if streams else f"samples {groups[0]} of {name}"
+    while groups:
+        group = groups.pop(0)
+        keys = group if batched else group[0]
+        which = name if streams else f"samples {keys} of {name}"
         generators = [(put, get()) for get, put in find_generators(dataset)]
         before, expected = states_now(), None
 
@@ -136,10 +136,10 @@ def _compared(
             restore(states)
 
         try:
-            expected = fetched(kind, dataset, batched, collate_fn, groups)
+            expected = fetched(kind, dataset, batched, collate_fn, keys)
             after = states_now()
             begin_again()
-            sent = fetched(kind, taken, batched, recording_collate_fn, groups)
+            sent = fetched(kind, taken, batched, recording_collate_fn, keys)
             now = states_now()
             made = [finish(each) for each in sent]
         except Exception as error:
@@ -147,21 +147,20 @@ def _compared(
                 raise
             text = " ".join(str(error).split())[:200]
             why = why or f"reading {which} failed: {type(error).__name__}: {text}"
-            if batched and not streams and len(groups[0]) > 1:
-                rounds += [[[key]] for key in groups[0]]
+            if not streams and len(group) > 1:
+                groups += [[key] for key in group]
             continue
         if not equal(made, expected, strides=upto == "tail"):
             begin_again()
-            if not streams or equal(fetched(kind, dataset, batched, collate_fn, groups), expected):
+            if not streams or equal(fetched(kind, dataset, batched, collate_fn, keys), expected):
                 why = f"{which} would have other values"
                 return found._replace(obstacle=why, differs=True)
             # A stream that never repeats itself, as one shuffled by the time: nothing to compare.
         elif not equal(now, after):
             why = f"with {which} other random numbers would be drawn"
             return found._replace(obstacle=why, differs=True)
-        read = sum(len(keys) if batched else 1 for keys in groups[: len(made)])
         found = Proof(
-            found.samples + read,
+            found.samples + len(group) * len(made),
             (*found.facts, *map(facts, sent)),
             (*found.looks, *state.looks),
         )
