@@ -141,10 +141,13 @@ def _chain(node: Node) -> tuple[Node, list[Step]]:
     return node, steps[::-1]
 
 
-def planes(image: Any) -> torch.Tensor | None:
+def planes(image: Any) -> Any:
     """Return a copy of the bytes that ToTensor scales, [C, H, W]; None if it scales none."""
     if not isinstance(image, np.ndarray) and not hasattr(image, "getbands"):
         return None
+    if getattr(image, "mode", "") == "RGB" and all(image.size):  # quicker than to turn an array
+        bytes_ = bytearray().join([image.tobytes("raw", band) for band in "RGB"])
+        return torch.frombuffer(bytes_, dtype=torch.uint8).view(3, image.height, image.width)
     pixels = np.array(image)
     if pixels.dtype == bool:  # Pillow's mode "1"
         pixels = pixels.astype(np.uint8) * 255

@@ -22,6 +22,7 @@ from dataloaders.machine.threads import limit_torch_threads
 from dataloaders.recording import program
 from dataloaders.recording.ops import run
 from dataloaders.recording.program import Node, RecordedBatch
+from dataloaders.recording.tail import planes
 
 from . import ReplayError
 from .plan import TURNS, Box, Head, Row, Stack, heads_of, plan
@@ -96,7 +97,7 @@ class HostReplay:
         """Return jobs that put the bytes of each row, uint8 [H, W, 3], into ``made``."""
 
         def job(place: int, row: Row) -> None:
-            made[place] = self._image(row, {})
+            made[place] = self._image(row, {}).permute(1, 2, 0)
 
         return [(place, partial(job, place, row)) for place, row in rows]
 
@@ -128,24 +129,19 @@ class HostReplay:
     def _fill(self, rows: Sequence[tuple[int, Row]], tail: Pointwise, out: Tensor) -> None:
         shared: dict[Node, Any] = {}
         for place, row in rows:
-            tail(self._image(row, shared).permute(2, 0, 1), out[place])
+            tail(self._image(row, shared), out[place])
             if row.last is not row.done:  # such as an erased box
                 done = out[place].clone()
                 out[place].copy_(run([row.last], {row.done: done})[0])
 
     def _image(self, row: Row, shared: dict[Node, Any]) -> Tensor:
-        """Return the bytes of ``row.image``, uint8 [H, W, 3]; ``shared``: what rows share."""
+        """Return the bytes of ``row.image``, uint8 [3, H, W]; ``shared``: what rows share."""
         made = None if row.head is None or row.steps else self._made(row.head)
         if made is None:
             made = self._value(row.image, shared)
             if isinstance(made, Tensor):
-                return made.as_subclass(Tensor).permute(1, 2, 0)
-        if isinstance(made, Tensor):
-            return made
-        # Plane by plane, as they are written to the batch: quicker than from pixels side by side.
-        planes = bytearray().join([made.tobytes("raw", band) for band in "RGB"])
-        flat = torch.frombuffer(planes, dtype=torch.uint8)
-        return flat.view(3, made.height, made.width).permute(1, 2, 0)
+                return made.as_subclass(Tensor)
+        return made.permute(2, 0, 1) if isinstance(made, Tensor) else planes(made)
 
     def _value(self, node: Node, shared: dict[Node, Any]) -> Any:
         known = dict(shared)

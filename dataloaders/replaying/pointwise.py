@@ -64,10 +64,12 @@ class Pointwise:
 
         Values are rounded once if ``out`` has another dtype than the steps make.
         """
-        numbers = [
-            (operation, upload(number, pixels.device) if isinstance(number, Tensor) else number)
-            for operation, number in self._numbers
-        ]
+        numbers = self._numbers
+        if not pixels.is_cpu:
+            numbers = [
+                (operation, upload(number, pixels.device) if isinstance(number, Tensor) else number)
+                for operation, number in numbers
+            ]
         for piece, target in _pieces(pixels, out):
             values = target
             if out.dtype is not self.dtype:
