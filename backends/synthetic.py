@@ -147,7 +147,7 @@ class _Pool:
         place = turn % len(self._slots)
         if _versions(self._slots[place]) != self._versions[place]:
             # A step that writes does so each time, so from now on it gets copies. This slot is made
-            # anew, since the old one may still be in use.
+            # again, since the old one may still be in use.
             self._slots[place] = self._copy()
             self._versions[place] = _versions(self._slots[place])
             self._step_writes = True

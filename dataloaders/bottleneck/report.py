@@ -41,7 +41,7 @@ class Report:
         batch: one batch in one line: dtypes and shapes.
         advice: what to try next, a sentence each.
         notes: what a reader has to know to judge the figures, a sentence each.
-        rounds: complete interleaved rounds; 0 if single steps carry the figures.
+        rounds: complete interleaved rounds; 0 if the figures are from single steps.
         seconds: how long the check took.
         evidence: what the verdict is based on: "blocks" (real and synthetic blocks compared),
             "steps" (the same, step by step), "waits" (time in the loader's ``next()``); None

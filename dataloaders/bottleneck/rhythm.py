@@ -26,7 +26,7 @@ class Rhythm:
     """
 
     def __init__(self) -> None:
-        self.cycle = 1  # batches, as of the last update
+        self.cycle = 1  # in batches, by the last update
         self.aligned = True  # whether the next batch is the first of a cycle
         self._stepped = False
         self._optimizers = False

@@ -104,7 +104,7 @@ example:
 
 _RUN = """\
 Runs an unmodified script with its DataLoaders on another backend (as DATALOADERS_BACKEND=NAME does
-for loaders of ours). A loader that the backend cannot serve stays stock, with one warning.
+for our loaders). A loader that the backend cannot serve stays stock, with one warning.
 
 examples:
   dataloaders run --backend prefetch --explain train.py -- --epochs 3

@@ -112,7 +112,7 @@ class Feed:
 
     @property
     def running(self) -> bool:
-        """Whether an epoch is under way."""
+        """Whether an epoch has begun and not ended."""
         return self._iterator is not None
 
     @property

@@ -89,7 +89,7 @@ def tune(
 
     Raises:
         TypeError: ``loader`` is not a torch DataLoader.
-        OptionError: a number is out of its range, or ``step`` is no function.
+        OptionError: a number is out of range, or ``step`` is not a function.
         CheckError: the loader yields nothing, or its sampler cannot be copied.
         Exception: what the dataset, the collation or the step raises.
 

@@ -9,8 +9,9 @@ waits    1 + wait in next() / step + contention. A real step's wait is measured 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -35,6 +36,7 @@ from dataloaders.measuring.intervals import (
 
 Evidence: TypeAlias = Literal["blocks", "steps", "waits"]
 Array: TypeAlias = npt.NDArray[np.float64]
+Starts: TypeAlias = Callable[[Array], Array]
 
 # No interval is narrower than this share of its estimate: interleaved blocks of one arm differ by
 # that much, because of placement in memory, clocks and the measuring itself.
@@ -69,27 +71,11 @@ class Estimate:
         return _stalls(self.draws), means
 
 
-@dataclass(frozen=True)
-class _EpochStarts:
-    """Holds the seconds that each start of an epoch of ``length`` batches took."""
-
-    seconds: Sequence[float]
-    length: int
-
-    def beyond(self, usual: Array) -> Array:
-        """Return draws of the seconds a batch that starts take beyond a ``usual`` step."""
-        if not self.seconds:
-            return np.zeros_like(usual)
-        seconds = np.array(self.seconds)
-        picks = np.random.default_rng(1).integers(0, len(seconds), (len(usual), len(seconds)))
-        return np.asarray(np.maximum(0.0, seconds[picks].mean(axis=1) - usual) / self.length)
-
-
 def estimates_of(found: Corrected, loop: Loop) -> list[Estimate]:
     """Return the estimates for which there are enough figures, the best first."""
     asynchronous, rounds, everything = loop.asynchronous, found.rounds, [*found.rounds, found.part]
     visible = found.starts if asynchronous else loop.epoch_starts
-    starts = _EpochStarts(() if found.whole_epochs else visible, loop.length)
+    starts = partial(_of_starts, () if found.whole_epochs else visible, loop.length)
     estimates: list[Estimate] = []
     if len(rounds) >= 2:
         blocks = {
@@ -114,7 +100,7 @@ def estimates_of(found: Corrected, loop: Loop) -> list[Estimate]:
             estimates.append(_by_difference("steps", units, starts, asynchronous, count))
             if not loop.ranks and (segments["contended"] or not loop.parallel):
                 # As if the device hid none of the starts of epochs.
-                most = replace(starts, seconds=loop.epoch_starts)
+                most = partial(_of_starts, loop.epoch_starts, loop.length)
                 estimates.append(_bounded_by_waits(segments, most, estimates[0]))
         else:
             by_waits = _by_waits(segments, starts, alone=alone, rounds=rounds, turn=loop.turn)
@@ -128,10 +114,19 @@ def estimates_of(found: Corrected, loop: Loop) -> list[Estimate]:
     return estimates
 
 
+def _of_starts(starts: Sequence[float], length: int, usual: Array) -> Array:
+    """Return draws of the seconds a batch that starts of epochs take beyond a ``usual`` step."""
+    if not starts:
+        return np.zeros_like(usual)
+    seconds = np.array(starts)
+    picks = np.random.default_rng(1).integers(0, len(seconds), (len(usual), len(seconds)))
+    return np.asarray(np.maximum(0.0, seconds[picks].mean(axis=1) - usual) / length)
+
+
 def _by_difference(
     evidence: Evidence,
     units: Mapping[str, Array],
-    starts: _EpochStarts,
+    starts: Starts,
     asynchronous: bool,
     count: int,
 ) -> Estimate:
@@ -141,7 +136,7 @@ def _by_difference(
     for seed, (arm, those) in enumerate(units.items()):
         means[arm], draws[arm] = _ratio(those, 0, 0 if evidence == "blocks" else seed)
     usual = draws["real"] if asynchronous else np.maximum(0.0, draws["real"] - draws["synthetic"])
-    added = starts.beyond(usual)
+    added = starts(usual)
     draws["real"] = draws["real"] + added
     means["real"] += float(np.mean(added))
     return _estimate(evidence, draws, means, count)
@@ -165,7 +160,7 @@ def _slower(beside: Array, each: Array) -> tuple[float, Array]:
 
 def _by_waits(
     segments: Mapping[str, list[Segment]],
-    starts: _EpochStarts,
+    starts: Starts,
     *,
     alone: bool,
     rounds: Sequence[Round],
@@ -198,7 +193,7 @@ def _by_waits(
             by_round = picked(np.array(pairs), 4).mean(axis=1)
             if by_round.std() > slower_draws.std():
                 slower, slower_draws, clustered = float(np.mean(pairs)), by_round, len(pairs)
-    added = starts.beyond(waited)
+    added = starts(waited)
     wait += float(np.mean(added))
     draws = {"synthetic": step_draws, "real": step_draws + slower_draws + waited + added}
     means = {"synthetic": step, "real": step + slower + wait}
@@ -229,12 +224,12 @@ def _by_waits(
 
 
 def _bounded_by_waits(
-    segments: Mapping[str, list[Segment]], starts: _EpochStarts, known: Estimate
+    segments: Mapping[str, list[Segment]], starts: Starts, known: Estimate
 ) -> Estimate:
     """Bound the gap on a device's clock from above: the host's waits, contention and the copy."""
     real, resident = _units(segments["real"]), _units(segments["synthetic"])
     (step, step_draws), (wait, waited) = _ratio(resident, 0, 1), _ratio(real, 2, 0)
-    most = 1 + (waited + starts.beyond(waited)) / step
+    most = 1 + (waited + starts(waited)) / step
     estimate = 1 + wait / step
     count = min(len(real), len(resident))
     for arm in ("contended", "host"):  # contention, and the copy to the device

@@ -23,7 +23,7 @@ MEANS: dict[Verdict, str] = {
     "input-bound": "the step waits for batches to be prepared",
     "transfer-bound": "the step waits for batches to be copied to the device",
     "contention-bound": "the loader's workers take cores that the step needs",
-    "inconclusive": "the measurement does not carry a verdict",
+    "inconclusive": "the measurement supports no verdict",
 }
 _EVIDENCE = {
     "blocks": "",
