@@ -2,6 +2,7 @@
 
 taking.py      seconds to take a batch from a worker, and to start a worker
 caches.py      seconds of a batch from small caches of some samples
+sharing.py     how much slower workers and the step are where they share the cores
 model.py       the queue between torch's workers and the step, batch by batch
 stages.py      the measured stages of a loop; its seconds a batch after a change of them
 candidates.py  the changes: predicted seconds and speed-ups with intervals, or why one is out
@@ -17,11 +18,14 @@ from dataloaders.predicting.candidates import (
     variant_of,
 )
 from dataloaders.predicting.model import seconds_per_batch
+from dataloaders.predicting.sharing import Beside, Sharing
 from dataloaders.predicting.stages import Stages, plus, ratio
 from dataloaders.predicting.taking import seconds_of_a_worker
 
 __all__ = [
+    "Beside",
     "Candidate",
+    "Sharing",
     "SmallCache",
     "Stages",
     "backend_with",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,21 @@ import torch
 
 from dataloaders import registry
 from dataloaders.backend import Backend
+from dataloaders.batches.tree import Batch
 from dataloaders.errors import DataLoadersError, last_line
 from dataloaders.loader import DataLoader as OurLoader
 from dataloaders.loader import wrap
 from dataloaders.measuring.intervals import Interval
+from dataloaders.predicting.sharing import Beside, beside
 from dataloaders.predicting.stages import Stages
-from dataloaders.tuning.trial import driven, observe
+from dataloaders.tuning.trial import Steps, driven, observe
 from dataloaders.tuning.variant import Settings, Variants, backend_of
 
 _ALIKE = 1.02  # speed-ups that differ by less are the same
 _GAINS = 1.05
 _DALI_S = 1.5
+_BESIDE_S, _STEPS, _LOADS = 1.0, 4, 3  # the least seconds, steps and batches side by side
+_ROOM = 2.0  # times those seconds that must be left
 _LONGEST_QUEUE = 8
 
 
@@ -100,9 +104,18 @@ class Candidate:
 
 
 def candidates(
-    loader: Any, stages: Stages, *, decodes: bool, batches: int | None, until: float
-) -> tuple[Candidate, ...]:
+    loader: Any,
+    stages: Stages,
+    *,
+    decodes: bool,
+    batches: int | None,
+    until: float,
+    resident: Callable[[], Batch] | None = None,
+    now: Callable[[], float] = time.perf_counter,
+) -> Steps[tuple[Candidate, ...]]:
     """Return all candidates, the largest gain first, those that have a reason against them last.
+
+    Yields batches to step on.
 
     Args:
         loader: a torch DataLoader.
@@ -110,9 +123,16 @@ def candidates(
         decodes: whether images are decoded for a sample.
         batches: batches in an epoch; None if not known.
         until: the time after which nothing more is measured, by ``time.perf_counter()``.
+        resident: returns a resident batch; None if there are no more steps.
+        now: returns the time of the host.
     """
+    beside = _Beside(loader, stages, until, resident, now)
+    more = _more_workers(stages)
+    if more is not None:
+        lost = yield from beside.measured({"num_workers": more[0]}, more[0], stages.load)
+        stages = replace(stages, sharing=replace(stages.sharing, beside=lost))
     found = [*_queues(stages), *_prefetch(loader, stages), *_cached(loader, stages, batches or 0)]
-    found.append(_dali(loader, stages, decodes, until))
+    found.append((yield from _dali(loader, stages, decodes, until, beside)))
     ours = isinstance(loader, OurLoader)
     return tuple(replace(one, ours=ours) for one in sorted(found, key=lambda one: -_gain(one)))
 
@@ -169,7 +189,8 @@ def _more_workers(stages: Stages, *, hidden: bool = False) -> tuple[int, Interva
     ``hidden``: whether copies are made during the step. None if no number gains 2 %.
     """
     # A worker that computes for nearly all of its time takes a core.
-    most = math.ceil(stages.cores / max(0.25, stages.load_cores) - 0.25)
+    cores = stages.sharing.cores
+    most = math.ceil(cores / max(0.25, stages.sharing.load_cores) - 0.25)
     if stages.room is not None:
         most = min(most, stages.room // stages.prefetch)
     took: dict[int, Interval] = {}
@@ -199,7 +220,8 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
     if more is not None:
         yield _to(stages, "workers", more[1], num_workers=more[0])
     else:
-        text = f"{own} workers and the step share {stages.cores} cores: more cores are missing"
+        cores = stages.sharing.cores
+        text = f"{own} workers and the step share {cores} cores: more cores are missing"
         if keeps_up:
             text = "the workers keep up with the step" if own else "loading costs next to nothing"
         elif stages.room is not None and stages.room // stages.prefetch <= own:
@@ -210,7 +232,8 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
     if fewest < own and fewer[fewest].estimate < now / _ALIKE:
         yield _to(stages, "fewer workers", fewer[fewest], num_workers=fewest)
     best = own if more is None else more[0]
-    larger = replace(stages, cores=2 * stages.cores, factor=stages.scale)
+    twice = replace(stages.sharing, cores=2 * stages.sharing.cores, beside=None)
+    larger = replace(stages, sharing=twice, factor=stages.scale)
     there = larger.seconds(workers=max(1, 2 * best))
     if stages.seconds(workers=best).estimate > _GAINS * there.estimate and not keeps_up:
         yield _to(stages, "more cores", there)
@@ -244,8 +267,45 @@ def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
         yield _to(stages, "workers + prefetch", more[1], num_workers=more[0], backend="prefetch")
 
 
-def _dali(loader: Any, stages: Stages, decodes: bool, until: float) -> Candidate:
-    """Return dali, from a run of its loader without the step.
+@dataclass(frozen=True)
+class _Beside:
+    """Measures what the step and a loader lose by each other, where they share cores."""
+
+    loader: Any
+    stages: Stages
+    until: float
+    resident: Callable[[], Batch] | None
+    now: Callable[[], float]
+
+    def measured(
+        self, options: Mapping[str, Any], makers: int, load_s: float, cores: float | None = None
+    ) -> Steps[Beside | None]:
+        """Yield batches to step on while the loader with ``options`` runs.
+
+        Alone, each of its ``makers`` needs ``load_s`` for a batch, and keeps ``cores`` busy.
+        Returns None if no core is shared, or if it cannot be measured.
+        """
+        step_s, sharing = self.stages.step.estimate, self.stages.sharing
+        if cores is not None:
+            sharing = replace(sharing, load_cores=cores)
+        seconds = max(_BESIDE_S, _STEPS * step_s, _LOADS * load_s)
+        late = time.perf_counter() + _ROOM * seconds > self.until
+        if self.resident is None or late or not sharing.shared(makers):
+            return None
+        try:
+            loader = variant_of(self.loader, options)
+            took = yield from beside(loader, self.resident, seconds, self.now)
+        except Exception:  # the loader's own; the candidate that has these options tells it
+            return None
+        if took is None:
+            return None
+        return Beside(makers, max(1.0, took[0] / step_s), max(1.0, makers * took[1] / load_s))
+
+
+def _dali(
+    loader: Any, stages: Stages, decodes: bool, until: float, beside: _Beside
+) -> Steps[Candidate]:
+    """Return dali, from a run of its loader without the step, and one beside it.
 
     On a device its work is beside the step; on the host it shares the cores with the step.
     """
@@ -272,7 +332,9 @@ def _dali(loader: Any, stages: Stages, decodes: bool, until: float) -> Candidate
         estimate = max(step.estimate, alone.estimate)
         took = Interval(max(step.low, alone.low), estimate, step.high + alone.high)
     else:
-        took = stages.ahead(alone, seen.cpu_per_batch / alone.estimate)
+        cores = seen.cpu_per_batch / alone.estimate
+        lost = yield from beside.measured(options, 1, alone.estimate, cores)
+        took = stages.ahead(alone, cores, lost)
     return _to(stages, "dali", took, **options)
 
 
@@ -285,7 +347,8 @@ def _cached(loader: Any, stages: Stages, batches: int) -> Iterator[Candidate]:
     raw_bytes, samples = math.inf, stages.samples * batches
     for images, small in stages.cached.items():
         name, how = (f"h5 ({images})", {"images": images}) if images else ("h5", {})
-        build_s, build_bytes = mean * batches / stages.cores, int(small.bytes_per_sample * samples)
+        build_s = mean * batches / stages.sharing.cores
+        build_bytes = int(small.bytes_per_sample * samples)
         if images and 2 * build_bytes > raw_bytes:
             continue
         raw_bytes = min(raw_bytes, build_bytes)

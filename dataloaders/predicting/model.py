@@ -7,16 +7,37 @@ Each stage is measured alone, and a queue puts them together: DS-Analyzer predic
 from stage rates (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021),
 tf.data models a pipeline as queues of stages to place its parallelism (Murray et al., "tf.data",
 VLDB 2021), and Plumber adds what CPU a stage costs, which bounds any parallelism (Kuchnik et al.,
-MLSys 2022). Here the queue is torch's own, batch by batch, so that uneven batches count.
+MLSys 2022). Here the queue is torch's own, batch by batch, so that uneven batches count, and those
+that run at the same moment share the cores (processor sharing: Kleinrock, "Queueing Systems",
+volume 2, 1976, chapter 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+Slowed: TypeAlias = Callable[[int, bool], tuple[float, float]]
+"""How many times longer preparation and the step take, from the number of workers that are busy
+and whether the step runs."""
+
+_SKIPPED, _COUNTED = 5, 100  # rounds of the queue that are left out; batches that count, at least
+_LONGEST_PERIOD = 400  # batches after which loads and workers come together again
+
+
+def _alone(busy: int, stepping: bool) -> tuple[float, float]:
+    return 1.0, 1.0
 
 
 def seconds_per_batch(
-    loads: Sequence[float], step_s: float, *, workers: int, prefetch: int = 2, take_s: float = 0.0
+    loads: Sequence[float],
+    step_s: float,
+    *,
+    workers: int,
+    prefetch: int = 2,
+    take_s: float = 0.0,
+    slowed: Slowed = _alone,
 ) -> float:
     """Return the mean seconds of a batch in the long run.
 
@@ -29,15 +50,39 @@ def seconds_per_batch(
         workers: number of workers, at least one.
         prefetch: batches in flight for each worker.
         take_s: seconds of the main process to take a batch that is ready.
+        slowed: how much slower all of it is at a moment.
     """
     in_flight = workers * prefetch
-    skipped = 20 * in_flight + 2 * len(loads)  # the start is left out
-    counted = 20 * max(len(loads), 50)
-    free_at, taken_at, ends = [0.0] * workers, [0.0] * in_flight, [0.0]
-    for k in range(skipped + counted):
-        # A batch's place in the queue is free once the batch before it in that place is taken.
-        begin = max(free_at[k % workers], taken_at[k % in_flight])
-        free_at[k % workers] = begin + loads[k % len(loads)]
-        taken_at[k % in_flight] = max(ends[-1], free_at[k % workers]) + take_s
-        ends.append(taken_at[k % in_flight] + step_s)
-    return (ends[-1] - ends[skipped]) / counted
+    period = min(math.lcm(len(loads), workers), _LONGEST_PERIOD)
+    skipped = period * math.ceil((_SKIPPED * in_flight + len(loads)) / period)
+    last = skipped + period * math.ceil(_COUNTED / period)
+    now, began, ordered = 0.0, 0.0, in_flight
+    done = [0] * workers  # batches that each worker has made
+    left = [math.inf] * workers  # seconds that its running batch still takes; inf: it is idle
+    taken, stage, rest = 0, "wait", math.inf  # of the main process: its next batch, what it does
+    while True:
+        for worker in range(workers):
+            batch = done[worker] * workers + worker
+            if left[worker] == math.inf and batch < ordered:
+                left[worker] = loads[batch % len(loads)]
+        if stage == "wait" and done[taken % workers] > taken // workers:
+            stage, rest = "take", take_s
+        busy = sum(each < math.inf for each in left)
+        load_slowed, step_slowed = slowed(busy, stage != "wait")
+        passed = min(min(left) * load_slowed, rest * step_slowed)
+        now += passed
+        rest -= passed / step_slowed
+        for worker in range(workers):
+            left[worker] -= passed / load_slowed
+            if left[worker] <= 1e-12:
+                left[worker], done[worker] = math.inf, done[worker] + 1
+        if rest > 1e-12:
+            continue
+        if stage == "take":
+            stage, rest, taken, ordered = "step", step_s, taken + 1, ordered + 1
+            continue
+        if taken == skipped:
+            began = now
+        if taken == last:
+            return (now - began) / (last - skipped)
+        stage, rest = "wait", math.inf

@@ -5,7 +5,8 @@
     workers, prefetch, rows of a cache, DALI ──────┴───────────> seconds after it; the speed-up
 
 An interval spans the intervals of the samples and the step, the model with and without the scale
-that makes it agree with the loop, and steps and workers with and without competition for cores.
+that makes it agree with the loop, and steps and workers that never share a core and that lose more
+by it than `Sharing` says.
 """
 
 from __future__ import annotations
@@ -14,18 +15,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, TypeAlias
 
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting.caches import SmallCache
 from dataloaders.predicting.model import seconds_per_batch
+from dataloaders.predicting.sharing import Beside, Sharing
 
 _PINNED_GAINS = 5.0  # how many times as fast a copy from pinned memory is, at most
-# The wait of a batch for a busy core, if neither workers nor the step have time to spare. On 2
-# cores, a step of 8 ms and 16 ms of preparation by 2 workers take 14.7 ms a batch, not 12.
-_WAIT_FOR_CORE_S = 0.0025
-
-Competing: TypeAlias = Literal["never", "usually", "always"]
+_MORE_LOST = 1.5  # how many times as much sharing cores costs, at the most
 
 
 @dataclass(frozen=True)
@@ -43,16 +40,13 @@ class Stages:
     cached: Mapping[str, SmallCache] = field(default_factory=dict)  # by how images are stored
     uncached: str = ""  # why no cache can hold the samples
     samples: int = 1  # in a batch
-    load_cores: float = 1.0  # cores that preparation keeps busy; the rest of its time is waiting
-    step_cores: float = 1.0  # cores that the step keeps busy
+    sharing: Sharing = field(default_factory=Sharing)  # of the cores
     contention: float = 0.0  # by which workers slow the step down
     workers: int = 0  # of the loader
     prefetch: int = 2  # of the loader
-    cores: int = 1  # that the loop may use
     overlaps: bool = False  # whether, without workers, batches are made during a device's work
     room: int | None = None  # batches that fit into the workers' shared memory; None: no limit
     factor: float | None = None  # `scale`, where it is known
-    threads: bool = False  # whether batches are made by threads of this process, not by workers
 
     def seconds(
         self, *, workers: int | None = None, prefetch: int | None = None, hidden: bool = False
@@ -62,22 +56,21 @@ class Stages:
         prefetch = prefetch or self.prefetch
         copy = self.transfer
         quickest = copy if self.pinned else copy / _PINNED_GAINS
-        scale, ends = self.scale, []
+        scale, sharing, ends = self.scale, self.sharing, []
         # With fewer workers, none, a proportional part or all of the contention is left.
         kept = min(1.0, workers / max(1, self.workers))
-        usually: Competing = "usually"
-        if self.contention and workers <= self.workers:
-            usually = "never"  # except for the contention, which was measured
-        cases: tuple[tuple[float, float, Competing, float, float], ...] = (
-            (self.step.low, min(1.0, scale) * (1 - self.spread), "never", kept // 1, quickest),
-            (self.step.estimate, scale, usually, kept, copy),
-            (self.step.high, max(1.0, scale) * (1 + self.spread), "always", 1.0, copy),
+        least, lost, most = self._lost(workers)
+        cases = (
+            (self.step.low, min(1.0, scale) * (1 - self.spread), least, kept // 1, quickest),
+            (self.step.estimate, scale, lost, kept, copy),
+            (self.step.high, max(1.0, scale) * (1 + self.spread), most, 1.0, copy),
         )
-        for step, load, competing, slowed, beside in cases:
-            step += slowed * self.contention
+        for step, load, lost, slowed, beside in cases:
+            if sharing.beside is None or workers <= self.workers:
+                step += slowed * self.contention
             # Hidden copies still wait for each other.
             own = (max(step, beside), 0.0) if hidden else (step, copy)
-            took = self._seconds(workers, prefetch, load, *own, competing)
+            took = self._seconds(workers, prefetch, load, *own, lost)
             ends.append(took + self.started(workers))
         low, estimate, high = ends
         return Interval(min(low, estimate), estimate, max(estimate, high))
@@ -89,17 +82,32 @@ class Stages:
         """
         return self.starting * (2 + workers) / (2 + max(1, self.workers)) if workers else 0.0
 
-    def ahead(self, alone: Interval, cores: float) -> Interval:
+    def ahead(self, alone: Interval, cores: float, beside: Beside | None = None) -> Interval:
         """Return the seconds a batch if a thread of this process makes batches ahead of the step.
 
-        Without the step, a batch takes ``alone`` seconds and keeps ``cores`` busy.
+        Without the step, a batch takes ``alone`` seconds and keeps ``cores`` busy; ``beside`` is
+        what the step and that thread lose by each other, if it was measured.
         """
         workers = max(1, self.workers)
         spread = alone.half_width / alone.estimate
-        one_queue = replace(self, workers=1, loads=[alone.estimate], spread=spread)
-        one_queue = replace(one_queue, load_cores=cores, factor=1.0, threads=True)
-        own = replace(one_queue, take=0.0, starting=0.0).seconds()
+        one_queue = replace(
+            self,
+            workers=1,
+            loads=[alone.estimate],
+            spread=spread,
+            factor=1.0,
+            contention=0.0,
+            sharing=replace(self.sharing, load_cores=cores, beside=beside),
+            take=0.0,
+            starting=0.0,
+        )
+        own = one_queue.seconds()
         return plus(own, self.started(workers))
+
+    @property
+    def load(self) -> float:
+        """Return the seconds to prepare a batch, as in the loop."""
+        return sum(self.loads) / len(self.loads) * self.scale
 
     def gain(self, took: Interval) -> Interval:
         """Return how many times as fast the loop is where a batch takes ``took``."""
@@ -111,10 +119,10 @@ class Stages:
         if self.factor is not None:
             return self.factor
         step, copy = self.step.estimate + self.contention, self.transfer
-        real = self.real.estimate - self.started(self.workers)
+        real, lost = self.real.estimate - self.started(self.workers), self._lost(self.workers)[1]
 
         def modelled(scale: float) -> float:
-            return self._seconds(self.workers, self.prefetch, scale, step, copy, "never")
+            return self._seconds(self.workers, self.prefetch, scale, step, copy, lost)
 
         low, high = 0.2, 20.0
         if not modelled(low) * 1.01 < real:
@@ -125,36 +133,31 @@ class Stages:
             low, high = (middle, high) if below else (low, middle)
         return math.sqrt(low * high)
 
+    def _lost(self, workers: int) -> tuple[float, float, float]:
+        """Return the weights of what sharing cores costs: the least, the usual, the most."""
+        if self.contention and workers <= self.workers:
+            return 0.0, 0.0, _MORE_LOST  # the contention, which was measured, has it
+        return 1 / _MORE_LOST if self.sharing.beside else 0.0, 1.0, _MORE_LOST
+
     def _seconds(
-        self,
-        workers: int,
-        prefetch: int,
-        scale: float,
-        step: float,
-        copy: float,
-        competing: Competing,
+        self, workers: int, prefetch: int, scale: float, step: float, copy: float, lost: float
     ) -> float:
-        """Return the seconds a batch; ``competing``: how often workers and step want one core."""
-        mean = sum(self.loads) / len(self.loads) * scale
+        """Return the seconds a batch; ``lost`` weighs what sharing cores costs."""
+        sharing, loads = self.sharing, [load * scale for load in self.loads]
+        mean = sum(loads) / len(loads)
         if not workers:
             # If batches are made during a device's work, the copy waits for the last step.
             return (max(mean, step) if self.overlaps else mean + step) + copy
-        step += copy
-        wanted = min(workers, self.cores) * self.load_cores + self.step_cores
-        crowd = 0.0 if competing == "never" else max(0.0, wanted / self.cores - 1)
-        # Workers that keep up are idle for a part of the time, and do not compete then.
-        busy = mean / max(1e-9, workers * step)
-        slower = 1 + crowd * min(1.0, busy) * (competing == "always")
         took = seconds_per_batch(
-            [load * scale * slower for load in self.loads],
-            step * slower,
+            loads,
+            step + copy,
             workers=workers,
             prefetch=prefetch,
             take_s=self.take,
+            slowed=lambda busy, stepping: sharing.slowed(busy, stepping, lost),
         )
-        computed = mean * self.load_cores + self.step.estimate * self.step_cores
-        waits = _WAIT_FOR_CORE_S * min(busy, 1 / busy) if crowd and not self.threads else 0.0
-        return max(took, computed / self.cores + waits)
+        computed = mean * sharing.load_cores + self.step.estimate * sharing.step_cores
+        return max(took, computed / sharing.cores)
 
 
 def plus(seconds: Interval, more: float) -> Interval:

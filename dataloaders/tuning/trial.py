@@ -133,7 +133,7 @@ def observe(
     None: that of the device in use.
     """
     now = host_time_of(clock).now
-    with _opened(loader) as (feed, workers):
+    with opened(loader) as (feed, workers):
         makers, warmed = loader.num_workers, 1
         began = now()
         batch = feed.next()
@@ -212,7 +212,7 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
 
 
 @contextmanager
-def _opened(
+def opened(
     loader: torch.utils.data.DataLoader[Any],
 ) -> Iterator[tuple[Feed, Callable[[], list[Any]]]]:
     """Give the loader's feed and a function that returns its workers; end them on leaving."""

@@ -36,6 +36,7 @@ from dataloaders.machine import resources
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import (
     Candidate,
+    Sharing,
     SmallCache,
     Stages,
     build,
@@ -129,12 +130,15 @@ class Causes:
         self._progress("what changes would gain")
         try:
             stages = self._stages(known, seen, size, host, until)
-            found = candidates(
+            pool = self._blocks.pool
+            found = yield from candidates(
                 loader,
                 stages,
                 decodes="decode" in seen.by_call,
                 batches=self._blocks.feed.length,
                 until=until,
+                resident=(lambda: pool.issue("synthetic", 1)[0]) if stepping else None,
+                now=self._blocks.now,
             )
         except Exception as error:  # the loader's own, or what a study of it ran into
             self.notes.append(f"what changes would gain is not known: {last_line(error)}")
@@ -180,8 +184,12 @@ class Causes:
             overlaps=self._blocks.asynchronous and abs(real - beside) < abs(real - after),
             pinned=bool(getattr(self._loader, "pin_memory", False)),
             take=0.0 if self._blocks.asynchronous else take,  # hidden by the device's work
-            load_cores=seen.cores,
-            step_cores=self._blocks.step_cores,
+            sharing=Sharing(
+                resources.usable_cores(),
+                seen.cores,
+                self._blocks.step_cores,
+                behind=self._blocks.asynchronous,
+            ),
             contention=contention.estimate if contention and contention.low > 0 else 0.0,
             starting=self._starting() if workers or not length else start_s / length,
             cached=cached,
@@ -189,7 +197,6 @@ class Causes:
             samples=size,
             workers=workers,
             prefetch=getattr(self._loader, "prefetch_factor", None) or 2,
-            cores=resources.usable_cores(),
             room=resources.batches_that_fit(nbytes(host), resources.shm_room()),
         )
 
