@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import tempfile
 import time
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from dataloaders.errors import last_line
 from dataloaders.loader import wrap
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import view_of
-from dataloaders.tuning.trial import driven, observe
+from dataloaders.tuning.trial import driven, observe, opened
 
 _WAYS = ("", "jpeg", "packed")  # to store images, raw first; the others only where there are images
 _BUILD_S, _READ_S, _FEWEST, _MOST = 1.0, 0.3, 2, 64  # seconds for all samples; samples
+_PAUSE_S = 0.005  # as for a step: threads that share the work of a batch sleep in it
 _SHARE = 0.25  # of the time that is left, for the fewest samples
 
 
@@ -98,6 +100,16 @@ def _seconds_to_read(loader: Any, some: Any, size: int, path: Path) -> float:
         persistent_workers=False,
     )
     read = wrap(view, backend=registry.load("h5")(path))  # type: ignore[call-arg]
-    with random_states_kept():  # without workers, random transforms run in this process
+    if view.num_workers:
         trial = observe(read, stepping=False, seconds=_READ_S)
         return driven(trial, lambda batch: None).seconds_per_batch.estimate
+    took = list[float]()
+    with random_states_kept(), opened(read) as (feed, _):
+        feed.next()
+        until = time.perf_counter() + _READ_S
+        while len(took) < _FEWEST or time.perf_counter() < until:
+            time.sleep(_PAUSE_S)
+            begin = time.perf_counter()
+            feed.next()
+            took.append(time.perf_counter() - begin)
+    return statistics.fmean(took)

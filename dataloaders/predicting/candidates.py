@@ -290,7 +290,7 @@ class _Beside:
             sharing = replace(sharing, load_cores=cores)
         seconds = max(_BESIDE_S, _STEPS * step_s, _LOADS * load_s)
         late = time.perf_counter() + _ROOM * seconds > self.until
-        if self.resident is None or late or not sharing.shared(makers):
+        if self.resident is None or late or not sharing.crowded(makers):
             return None
         try:
             loader = variant_of(self.loader, options)
