@@ -314,6 +314,7 @@ def test_a_block_that_is_no_power_of_two(tmp_path, read):
     for block in (2048, 4095, 4097, 12288):
         said = read(seal(whole.text, block) + whole.body)
         assert f"{block} bytes, which is no power of two from 4096 on" in said
+    assert read(seal(whole.text.ljust(4096 - HEADER), 4096) + whole.body) == "read"  # it fits
 
 
 def test_the_longest_index(read, whole):

@@ -149,6 +149,13 @@ def test_what_is_expected(path):
 
 
 def test_no_cache_at_all(tmp_path):
+    before = open_files()
+    for name, why in (("a" * 300, "File name too long"), ("a\0", "embedded null byte")):
+        with pytest.raises(CacheError, match=f"cannot be opened: {why}"):
+            CachedDataset(tmp_path / name)
+    (tmp_path / "b.parts").mkdir()
+    with pytest.raises(CacheError, match=r"there is no cache at .*b\.h5 yet: .*b\.parts holds"):
+        CachedDataset(tmp_path / "b.h5")
     with pytest.raises(
         CacheError, match=r"there is no cache at .*a\.h5; build one with precompute"
     ):
@@ -167,6 +174,7 @@ def test_no_cache_at_all(tmp_path):
     Image.new("L", (9, 9)).save(tmp_path / "a.png")
     with pytest.raises(CacheError, match=r"a\.png is no cache: it does not begin with"):
         CachedDataset(tmp_path / "a.png")
+    assert open_files() == before
 
 
 def test_a_file_is_closed_when_the_dataset_is_gone(path):
