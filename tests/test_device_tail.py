@@ -108,6 +108,8 @@ TAILS = {
     "v2, pure": v2.Compose([*BYTES2, v2.ToPureTensor(), FLOATS2[2]]),
     "v2, pure at the end": v2.Compose([v2.PILToTensor(), *FLOATS2[1:], v2.ToPureTensor()]),
     "v2, unscaled": v2.Compose([v2.ToImage(), v2.ToDtype(F32)]),
+    "v2, functional": lambda image: v2.functional.to_dtype(BYTES2[0](image), F32, True),
+    "v2, functional, unscaled": lambda image: v2.functional.to_dtype(BYTES2[0](image), F32),
     "v2, half": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float16, scale=True)]),
     "v2, double": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float64, True), FLOATS2[2]]),
     "mixed": v2.Compose([v1.ToTensor(), v2.Normalize(MEAN, STD)]),
@@ -330,6 +332,13 @@ def test_a_batch_without_images_has_no_dtype():
 
 
 # Values
+
+
+def test_what_torchvision_refuses_to_normalise_is_refused():
+    for mean, std in ((MEAN, (0.2, 0, 0.2)), (MEAN[:2], 0.5)):
+        with pytest.raises(ValueError, match="3 channels cannot be normalised by"):
+            Pointwise([("v1t.normalize", (mean, std), (), F32, None)], 3)
+    Pointwise([("v1t.normalize", ((0.0, 1.0, 0.5), (1.0, 0.5, 0.2)), (), F32, None)], 3)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
