@@ -310,7 +310,7 @@ def test_a_file_that_is_cut_short_under_a_reader(tmp_path):
         lambda: cached.failed,
         lambda: cached.column("1"),
     ):
-        with pytest.raises(CacheError, match=r"a\.h5 was cut short while it was open: it has"):
+        with pytest.raises(CacheError, match=r"a\.h5 was cut short while it was open: it had"):
             read()
     cached.will_read(0, 29)  # advice: it raises nothing
     path.write_bytes(whole)  # somebody copied over it
@@ -319,6 +319,15 @@ def test_a_file_that_is_cut_short_under_a_reader(tmp_path):
     other.write_bytes(b"shorter")
     other.replace(path)  # another file of its name: the one that is open stays as it is
     assert len(cached[20:]) == 9
+    other.write_bytes(whole)
+    cached = CachedDataset(other)
+    os.truncate(other, 4096)  # and then it is replaced by a whole file, or removed
+    (tmp_path / "d.h5").write_bytes(whole)
+    (tmp_path / "d.h5").replace(other)
+    for _ in range(2):
+        with pytest.raises(CacheError, match=r"b\.h5 was cut short while it was open"):
+            cached[28]
+        other.unlink(missing_ok=True)
     cached = precompute(
         list(range(9)), path, num_workers=0, rows=1, single_file=False, overwrite=True
     )

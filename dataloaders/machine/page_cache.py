@@ -2,6 +2,7 @@
 
     will_read(values)      start reading the pages under a mapped array, without waiting
     map_file(file, size)   a file as an array, without keeping a descriptor
+    is_cut_short(values)   whether the file of such an array ends before its last page
     expect_exactly(values) have a missing page of such an array read alone
     DiskWatch              whether this process read from a disk lately, so that asking ahead pays
     resident_pages(path)   the pages of a file that are in memory now (mincore)
@@ -13,6 +14,7 @@ All processes that read a file share its pages: pages that one of them requests 
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import mmap
 import os
@@ -32,6 +34,7 @@ if sys.platform != "win32":
 _REQUEST = 128 << 10
 _STAYS = 64  # looks for which a read from disk is remembered
 _MOST = 1 << 30  # bytes a call: offsets in a file may be arbitrary
+_POPULATE_READ = 22  # MADV_POPULATE_READ, which Python does not name
 _WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
 
 
@@ -80,6 +83,17 @@ def map_file(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
         OSError: the file cannot be mapped.
     """
     return np.asarray(_Map(descriptor, size))
+
+
+def is_cut_short(values: npt.NDArray[np.uint8]) -> bool:
+    """Return whether the last page of a mapped file lies behind its end: reading it is a SIGBUS.
+
+    False if the kernel, before Linux 5.14, cannot say so.
+    """
+    address = int(values.__array_interface__["data"][0])
+    last = (address + values.nbytes - 1) // mmap.PAGESIZE * mmap.PAGESIZE
+    failed = _libc().madvise(last, mmap.PAGESIZE, _POPULATE_READ)
+    return bool(failed) and ctypes.get_errno() == errno.EFAULT
 
 
 def expect_exactly(values: npt.NDArray[np.uint8], exactly: bool) -> None:

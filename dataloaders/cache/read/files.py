@@ -9,7 +9,6 @@ process that reads rows of a few parts maps only those.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +25,13 @@ from dataloaders.cache.read.columns import ColumnReader
 from dataloaders.cache.read.shards import check_shards, folder_of, open_shard
 from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import CacheError
-from dataloaders.machine.page_cache import DiskWatch, expect_exactly, map_file, will_read
+from dataloaders.machine.page_cache import (
+    DiskWatch,
+    expect_exactly,
+    is_cut_short,
+    map_file,
+    will_read,
+)
 
 _BYTES_PER_PIXEL = 4  # of an image in Pillow's memory
 _MEMORY_PER_BYTE = {"json": 64, "str": 4}  # of the file; ``[],`` becomes a Python list
@@ -57,13 +62,14 @@ class MappedFile:
         """Raise a CacheError if the file has become shorter: reading past its end is a SIGBUS."""
         try:
             now = os.stat(self._path)
+            is_same = os.path.samestat(now, self._status)
         except OSError:  # removed, or not to be seen: the mapping stays valid
-            return
-        if os.path.samestat(now, self._status) and now.st_size < len(self.data):
+            is_same = False
+        if now.st_size < len(self.data) if is_same else is_cut_short(self.data):
             raise CacheError(
-                f"{self._path} was cut short while it was open: it has {now.st_size} bytes, and "
-                f"had {len(self.data)}. Whoever writes to it should write a new file next to it "
-                "and rename that, as precompute() does; then open it again"
+                f"{self._path} was cut short while it was open: it had {len(self.data)} bytes. "
+                "Whoever writes to it should write a new file next to it and rename that, as "
+                "precompute() does; then open it again"
             )
 
 
@@ -172,7 +178,7 @@ def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
         return entry
     width = np.dtype(entry.dtype).itemsize
     width *= max((_MEMORY_PER_BYTE.get(kind, 1) for kind, _ in entry.variants), default=1)
-    values = entry.most_values if entry.shape is None else math.prod(entry.shape)
+    values = entry.largest_row
     most = max(width * (values or 0), _BYTES_PER_PIXEL * (entry.most_pixels or 0))
     if most > largest:
         raise CacheError(
