@@ -253,7 +253,7 @@ class Caches(RuleBasedStateMachine):
                 self.torn.add(file)
         if how == "delete":
             file.unlink()
-        elif how == "swap" and file != self.path:  # a part in the place of the cache is whole
+        elif how == "swap":
             file.write_bytes(files[int(place * len(files))].read_bytes())
         elif size and how == "cut":
             os.truncate(file, int(place * size))

@@ -128,6 +128,8 @@ def _verify(parsed: argparse.Namespace) -> int:
     parts = sorted({damage.shard for damage in damages} - {""})
     if parts:
         print(f"{path} is damaged: delete {', '.join(parts)} and build again")
+    elif "is a part" in damages[0].what:
+        print(f"delete {path} and build again: only what is missing is built")
     elif "is no cache" in damages[0].what:  # overwriting it may not be what is wanted
         print(f"if {path} was one, its first bytes are damaged: delete it, build it again")
     else:

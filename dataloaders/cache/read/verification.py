@@ -16,6 +16,7 @@ from dataloaders.cache.format.block import DIGEST, HEADER, open_file
 from dataloaders.cache.format.checksums import BLOCK, checksums
 from dataloaders.cache.format.entries import Extent, Shard
 from dataloaders.cache.format.index import Index
+from dataloaders.cache.printable import shown
 from dataloaders.cache.read.shards import folder_of, open_shard
 from dataloaders.errors import CacheError
 from dataloaders.machine.resources import usable_cores
@@ -39,7 +40,8 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
     """Return what is damaged in the cache at ``path``, in the order of the file.
 
     Every bit of the file and of its parts is checked. A part that is missing, or is another file,
-    is damaged as a whole. If the index is damaged, nothing else can be checked.
+    is damaged as a whole; so is one in the place of the cache, which is outside a folder of parts.
+    If the index is damaged, nothing else can be checked.
 
     Args:
         path: the path of the file.
@@ -63,6 +65,10 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
         index, damages = _verified(open_file(name), name, progress, pool.map)
         if index is None:
             return damages
+        if "first" in index.fingerprint and joined.absolute().parent.suffix != ".parts":
+            length = shown(index.fingerprint.get("length"))
+            what = f"it is a part, with {index.samples} of {length} samples, and no whole cache"
+            damages.insert(0, Damage(0, index.file_bytes, what))
         done = index.file_bytes
         # Several shards at once, each in one thread.
         for shard, found in zip(index.shards, pool.map(verified, index.shards), strict=True):
