@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import json
 import types
-from collections.abc import Iterable
 from itertools import repeat
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -55,67 +54,34 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def fields_in(found: Any, where: str, names: Iterable[str]) -> dict[str, Any]:
-    """Return an object with these keys and no other."""
-    if type(found) is not dict:
-        raise Malformed(f"{where} is no object")
-    if wrong := sorted(found.keys() ^ set(names)):
-        raise Malformed(f"{where} lacks, or should not have, {shown(wrong[0])}")
-    return found
-
-
-def list_in(found: Any, where: str, length: int | None = None) -> list[Any]:
-    """Return a list; of this length, unless it is None."""
-    if type(found) is not list or (length is not None and len(found) != length):
-        raise Malformed(f"{where} is no list" + ("" if length is None else f" of {length}"))
-    return found
-
-
-def number_in(found: Any, where: str, *, least: int = 0, most: int = LARGEST) -> int:
-    """Return a whole number from ``least`` to ``most``."""
-    if type(found) is not int or not least <= found <= most:
-        raise Malformed(f"{where} is {shown(found)}, and no whole number from {least} to {most}")
-    return found
-
-
-def text_in(found: Any, where: str) -> str:
-    """Return a text."""
-    if type(found) is not str:
-        raise Malformed(f"{where} is {shown(found)}, and no text")
-    return found
-
-
-def typed(found: Any, kind: Any, where: str, between: str = ": ") -> Any:
+def typed(found: Any, kind: Any, where: str) -> Any:
     """Return ``found`` as a ``kind``: Any, int, str, dict, tuple, dataclass, or ``None |`` one.
 
-    A tuple is a list in JSON, and a dataclass an object with the names of its fields as keys.
-    ``where`` is what it is called in messages, and ``between`` stands before a field's name.
+    A tuple is a list in JSON, and a dataclass an object with the names of its fields as keys. An
+    int is one from 0 to `LARGEST`. ``where`` is what it is called in messages.
     """
-    if kind is Any:
-        return found
-    if kind is int:
-        return number_in(found, where)
-    if kind is str:
-        return text_in(found, where)
     origin, of = _generic(kind)
-    if origin is dict:
-        require(type(found) is dict, f"{where} is no object")
+    if kind is Any or (found is None and type(None) in of):
         return found
     if origin in (Union, types.UnionType):
-        return None if found is None else typed(found, of[0], where, between)
-    if origin is tuple and of[1:] == (...,):
-        is_object = dataclasses.is_dataclass(of[0])
-        return tuple(
-            typed(each, of[0], f"{where.removesuffix('s')} {number}" if is_object else where)
-            for number, each in enumerate(list_in(found, where))
-        )
-    if origin is tuple:
-        return tuple(map(typed, list_in(found, where, len(of)), of, repeat(where)))
-    hints, is_object = _hints(kind), dataclasses.is_dataclass(kind)
-    if not is_object:  # a NamedTuple
-        return kind(*map(typed, list_in(found, where, len(hints)), hints.values(), repeat(where)))
-    fields = fields_in(found, where, hints)
-    return kind(**{n: typed(fields[n], of, f"{where}{between}{n}", ".") for n, of in hints.items()})
+        return typed(found, of[0], where)
+    is_object = dataclasses.is_dataclass(kind)
+    wanted = kind if kind in (int, str) else dict if is_object or origin is dict else list
+    require(type(found) is wanted, f"{where} is {shown(found)}, and no {wanted.__name__}")
+    if wanted is int:
+        require(0 <= found <= LARGEST, f"{where} is {shown(found)}, not from 0 to {LARGEST}")
+    if not is_object and wanted is not list:
+        return found
+    if of[1:] == (...,):
+        return tuple(typed(each, of[0], where) for each in found)
+    hints: Any = dict(enumerate(of)) or _hints(kind)  # of a dataclass or NamedTuple
+    names = found.keys() if is_object else range(len(found))
+    is_whole = set(names) == set(hints) if is_object else len(names) == len(hints)
+    require(is_whole, f"{where} has {shown(sorted(map(str, names)))}")
+    if is_object:
+        return kind(**{n: typed(found[n], of, f"{where}.{n}") for n, of in hints.items()})
+    values = map(typed, found, hints.values(), repeat(where))
+    return tuple(values) if origin is tuple else kind(*values)
 
 
 _hints = functools.cache(get_type_hints)

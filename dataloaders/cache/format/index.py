@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -36,16 +36,7 @@ from dataloaders.cache.format.entries import (
     Shard,
     is_shard_name,
 )
-from dataloaders.cache.format.fields import (
-    LARGEST,
-    Malformed,
-    fields_in,
-    list_in,
-    loads,
-    number_in,
-    require,
-    typed,
-)
+from dataloaders.cache.format.fields import LARGEST, Malformed, loads, require, typed
 from dataloaders.cache.printable import shown
 from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.cache.sample.leaf import DTYPES, fits
@@ -55,10 +46,6 @@ from dataloaders.errors import CacheError
 _FORMAT = "dataloaders cache"
 _JOINED = "dataloaders cache, joined"
 _MOST_DIMENSIONS = 64
-_KEYS = (
-    "format", "file_bytes", "rows", "samples", "structure", "columns", "checksums", "failed",
-    "fingerprint", "head", "tail", "attributes",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,9 +99,9 @@ class Index:
 
     def text(self) -> bytes:
         """Return the JSON in it; CacheError: it is too long, or JSON does not keep all of it."""
-        fields = {name: getattr(self, name) for name in _KEYS}
-        if self.shards:
-            fields["shards"] = self.shards
+        fields = {**vars(self), "format": self.format}
+        for name in ("user_block", "identity", *(() if self.shards else ("shards",))):
+            del fields[name]
         try:
             text = json.dumps(
                 fields, default=vars, sort_keys=True, allow_nan=False, separators=(",", ":")
@@ -147,139 +134,103 @@ class Index:
 
 def _index(sealed: block.Sealed) -> Index:
     found = loads(sealed.text)
-    is_joined = type(found) is dict and found.get("format") == _JOINED
-    fields = dict(fields_in(found, "the index", [*_KEYS, *(["shards"] if is_joined else [])]))
-    form = fields.pop("format")
-    require(is_joined or form == _FORMAT, f"format is {shown(form)}")
-    if is_joined:
-        count = len(list_in(fields["shards"], "shards"))
-        require(0 < count <= MOST_SHARDS, f"there are {count} shards, and not 1 to {MOST_SHARDS}")
-    others = {
-        "user_block": sealed.user_block,
-        "identity": sealed.digest,
-        "shards": fields.get("shards", []),
-    }
-    index: Index = typed({**fields, **others}, Index, "", "")
+    require(type(found) is dict, "it is no object")
+    form = found.pop("format", None)
+    require(form in (_FORMAT, _JOINED), f"format is {shown(form)}")
+    own: dict[str, Any] = {"user_block": sealed.user_block, "identity": sealed.digest}
+    if form == _FORMAT:
+        own["shards"] = []
+    require(not own.keys() & found.keys(), "it has fields that are no part of it")
+    index: Index = typed({**found, **own}, Index, "it")
+    require(index.format == form, "it joins no shards")
     _check(index, sealed.file_bytes)
     return index
 
 
 def _check(index: Index, size: int) -> None:
-    """Check that what it says follows from the rest of it, and fits a file of this size."""
+    """Check that what it says follows from the rest of it, and fits a file of this size.
+
+    Nobody is told every detail: its digest is right, so that no accident has changed it.
+    """
     user_block, file_bytes = index.user_block, index.file_bytes
     is_power = user_block >= block.SMALLEST_BLOCK and not user_block & (user_block - 1)
-    require(is_power, f"its block has {user_block} bytes, which is no power of two from 4096 on")
+    require(is_power, f"its block has {user_block} bytes")
     cut = ", so it is truncated" if size < file_bytes else ""
     built = f"the file has {size} bytes, and had {file_bytes} when it was built"
     require(file_bytes == size, built + cut)
-    number_in(index.samples, "samples", least=index.rows)
-    _check_columns(index.columns, index.structure, index.rows)
-    checks = index.checksums
-    require(checks.block == BLOCK, f"checksums.block is {checks.block}, not {BLOCK}")
-    _check_extent(checks.values, "checksums.values", -(-(file_bytes - user_block) // BLOCK))
-    for name, _, extent in index.places():  # those whose size follows from nothing else
-        _check_extent(extent, name, extent.size)
     failed, left_out = index.failed.rows.size if index.failed else 0, index.samples - index.rows
     require(failed <= left_out, f"{failed} samples were left out, of {left_out}")
-    if index.shards:
-        _check_shards(index.shards, index.rows, index.samples)
-        for column in index.columns:
-            where = f"column {shown(column.name)}"
-            require(not column.values.offset, f"{where}: values have a place, and stand in shards")
+    try:
+        names = [] if index.structure is None else column_names(index.structure)
+    except (CacheError, RecursionError) as error:
+        raise Malformed(str(error)) from error
+    require(index.structure is not None or not index.rows, "structure is missing")
+    is_like = [entry.name for entry in index.columns] == names
+    require(is_like, f"structure has {len(names)} leaves, and the columns are others")
+    for entry in index.columns:
+        require(_is_sound(entry, index.rows), f"column {shown(entry.name)} cannot be")
+    checks = index.checksums
+    is_all = checks.values.size == -(-(file_bytes - user_block) // BLOCK)
+    require(checks.block == BLOCK and is_all, "its checksums are not those of such a file")
+    _check_shards(index)
     _check_places(index)
 
 
-def _check_shards(shards: tuple[Shard, ...], rows: int, samples: int) -> None:
-    is_digest = re.compile("[0-9a-f]{32}").fullmatch
-    for number, shard in enumerate(shards):
-        where = f"shard {number}"
-        if not is_shard_name(shard.name):
-            name = shown(shard.name)
-            raise Malformed(f"{where} is named {name}, which is no file beside this one")
-        if not is_digest(shard.identity):
-            raise Malformed(f"{where}: identity is {shown(shard.identity)}, and no digest")
-        number_in(shard.samples, f"{where}: samples", least=shard.rows)
-        number_in(shard.file_bytes, f"{where}: file_bytes", least=block.HEADER)
+def _check_shards(index: Index) -> None:
+    shards, is_digest = index.shards, re.compile("[0-9a-f]{32}").fullmatch
+    require(len(shards) <= MOST_SHARDS, f"there are {len(shards)} shards")
+    for shard in shards:
+        is_sound = is_shard_name(shard.name) and is_digest(shard.identity)
+        require(is_sound and shard.rows <= shard.samples, f"shard {shown(shard.name)} cannot be")
     names = {shard.name for shard in shards}
     require(len(names) == len(shards), "two shards have the same name")
-    for what, whole in (("rows", rows), ("samples", samples)):
-        found = sum(getattr(shard, what) for shard in shards)
+    for what in ("rows", "samples") if shards else ():
+        found, whole = sum(getattr(shard, what) for shard in shards), getattr(index, what)
         require(found == whole, f"its shards have {found} {what}, and it says {whole}")
 
 
-def _check_columns(columns: tuple[ColumnEntry, ...], structure: Any, rows: int) -> None:
-    if structure is None:
-        require(not rows and not columns, "structure is missing")
-        return
-    try:
-        names = column_names(structure)
-    except (CacheError, RecursionError) as error:
-        raise Malformed(str(error)) from error
-    counts = f"structure has {len(names)} leaves, and there are {len(columns)} columns"
-    require(len(names) == len(columns), counts)
-    for entry, name in zip(columns, names, strict=True):
-        _check_column(entry, name, rows)
-
-
-def _check_column(entry: ColumnEntry, name: str, rows: int) -> None:
-    where, shape, kinds = f"column {shown(name)}", entry.shape, entry.variants
-    require(entry.name == name, f"{where} is named {shown(entry.name)}")
-    require(entry.dtype in DTYPES, f"{where} has dtype {shown(entry.dtype)}")
-    has = 0 if shape is None else len(shape)
-    require(has <= MOST_FIXED, f"{where} has {has} dimensions, of at most {MOST_FIXED}")
+def _is_sound(entry: ColumnEntry, rows: int) -> bool:
+    """Return whether all that a column says, but for places, can be true of so many rows."""
+    shape, kinds = entry.shape, entry.variants
+    if len(shape or ()) > MOST_FIXED or not 0 < len(set(kinds)) == len(kinds) <= MOST_VARIANTS:
+        return False
     for kind, of in kinds:
-        number_in(of, f"{where}: a variant's dimensions", most=_MOST_DIMENSIONS)
-        what = f"{shown(kind)} with {of} dimensions in {entry.dtype}"
-        require(fits(kind, entry.dtype, of, shape), f"{where} cannot hold {what}")
-        is_like = kind == "none" or shape is None or of == has
-        require(is_like, f"{where} has rows of {has} dimensions, and one kind {of}")
-    is_set = 0 < len(kinds) <= MOST_VARIANTS and len(set(kinds)) == len(kinds)
-    require(is_set, f"{where} has no, too many or twice the same variants")
-    if entry.most_pixels is not None:
-        is_image = any(is_encoded(kind) for kind, _ in kinds)
-        require(is_image, f"{where}: most_pixels is there, and no encoded image")
-        number_in(entry.most_pixels, f"{where}: most_pixels", least=1)
-    if shape is not None:
-        is_known = entry.most_values is not None
-        require(not is_known, f"{where}: most_values is there, and all rows have one shape")
-        # NumPy multiplies the sizes of an empty array too, leaving out what is 0.
-        size = max(rows, 1) * math.prod(filter(None, shape))
-        require(size <= LARGEST, f"{where} has too many values")
-    like = ColumnEntry.of_rows(name, entry.dtype, kinds, shape, rows, size=entry.values.size)
-    same = entry.dimensions == like.dimensions
-    require(same, f"{where} has {entry.dimensions} dimensions, and its variants do not")
-    if entry.packing is not None:
-        _check_packing(entry, entry.packing, where)
-    for part in ("values", "offsets", "shapes", "codes"):
-        wanted = getattr(like, part)
-        _check_extent(getattr(entry, part), f"{where}: {part}", wanted and wanted.size)
+        is_like = shape is None or kind == "none" or of == len(shape)
+        if of > _MOST_DIMENSIONS or not (is_like and fits(kind, entry.dtype, of, shape)):
+            return False
+    size, most, pixels = entry.values.size, entry.most_values, entry.most_pixels
+    like = ColumnEntry.of_rows(
+        *(entry.name, entry.dtype, kinds, shape, rows),
+        size=size,
+        most_values=most,
+        most_pixels=pixels,
+    )
+    sizes = {name: Extent(0, each.size) for name, _, each in entry.sized() if name != "pieces"}
+    # NumPy multiplies the sizes of an empty array too, leaving out what is 0.
+    product = max(rows, 1) * math.prod(filter(None, shape or ()))
+    is_image = any(is_encoded(kind) for kind, _ in kinds)
+    return (
+        entry.dtype in DTYPES
+        and replace(entry.placed(sizes), packing=None) == like
+        and product <= LARGEST
+        and (pixels is None or (is_image and pixels > 0))
+        and (entry.packing is None or _is_packing(entry, entry.packing))
+    )
 
 
-def _check_packing(entry: ColumnEntry, packing: Packing, where: str) -> None:
-    offset, size = entry.values
-    values = f"{where} is compressed, and its values are {shown([offset, size])}"
-    require(not offset and size > 0, values)
-    known = f"{shown(packing.codec)}, of {', '.join(CODECS)}"
-    require(packing.codec in CODECS, f"{where} is compressed with {known}")
-    width = np.dtype(entry.dtype).itemsize
-    piece = number_in(packing.piece, f"{where}: packing.piece", least=1, most=size)
+def _is_packing(entry: ColumnEntry, packing: Packing) -> bool:
+    width, (offset, size) = np.dtype(entry.dtype).itemsize, entry.values
     row = 1 if entry.shape is None else math.prod(entry.shape)
-    most = LARGEST_PIECE if entry.shape is None else max(LARGEST_PIECE, row * width)
-    is_sound = piece * width <= min(most, LARGEST_ROW) and piece % row == 0
-    require(is_sound, f"{where} cannot be compressed in pieces of {piece} values")
-    _check_extent(packing.pieces, f"{where}: packing.pieces", 2 * -(-size // piece))
-    if entry.most_values is not None:
-        number_in(entry.most_values, f"{where}: most_values", most=LARGEST_ROW // width)
-
-
-def _check_extent(extent: Extent | None, where: str, count: int | None) -> None:
-    """Check that ``extent`` is of so many values; with None there must be none."""
-    if extent is None:
-        require(count is None, f"{where} is no list of 2")
-        return
-    require(count is not None, f"{where} should not be there")
-    require(extent.size == count, f"{where} has {extent.size} values, and should have {count}")
-    require(extent.size > 0 or extent.offset == 0, f"{where} has no values, and a place")
+    largest = LARGEST_PIECE if entry.shape is None else max(LARGEST_PIECE, row * width)
+    return (
+        not offset
+        and packing.codec in CODECS
+        and 0 < packing.piece <= size
+        and packing.piece % row == 0
+        and packing.piece * width <= min(largest, LARGEST_ROW)
+        and packing.pieces.size == 2 * -(-size // packing.piece)
+        and (entry.most_values or 0) * width <= LARGEST_ROW
+    )
 
 
 def _check_places(index: Index) -> None:

@@ -23,7 +23,7 @@ from dataloaders.cache.format.attributes import attributes_in, differences
 from dataloaders.cache.format.block import open_file
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.entries import Extent
-from dataloaders.cache.format.fields import Malformed, list_in, loads, text_in
+from dataloaders.cache.format.fields import Malformed, loads, require, typed
 from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.read.columns import mapped
 from dataloaders.cache.read.files import Files, Located, MappedFile
@@ -230,7 +230,8 @@ class CachedDataset(Dataset[Any]):
         numbers = self._values("<u8", rows).tolist()
         try:
             found = loads(self._values("|u1", messages).tobytes())
-            texts = [text_in(text, "a message") for text in list_in(found, "it", len(numbers))]
+            texts = typed(found, tuple[str, ...], "it")
+            require(len(texts) == len(numbers), f"it has {len(texts)} messages")
         except Malformed as error:
             raise CacheError(
                 f"the list of failed samples in {self.path} is damaged: {error}; build the cache "
