@@ -1,31 +1,33 @@
 """Spoils caches: the index by its structure, arrays by their values, and bytes.
 
-Most results have the digest and the length that they say, and the sizes and places that follow from
-their shapes: they are read.
+Most results have the digest and the length that they say, or are written by this package itself,
+of leaves that no sample has: they are read.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.sample.sample import column_names
+from dataloaders.cache.sample.leaf import Leaf
 from dataloaders.errors import CacheError
-from helpers.cached import DTYPES
-from helpers.hostile import BLOCK, Whole, encoded
+from helpers.cached import DTYPES, build_of_leaves
+from helpers.hostile import Whole
 
 LARGEST = 1 << 17  # bytes of a file: small files are run often
 _NUMBERS = (
     -1, 0, 1, 2, 3, 7, 8, 10, 11, 12, 16, 63, 64, 65, 255, 256, 4095, 4096, 4104, 2**31, 2**32,
     2**47, 2**48, 2**48 + 1, 2**52, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 8, 2**64, 10**30,
 )  # fmt: skip
-_SIZES = (0, 1, 2, 3, 4, 5, 60, 1 << 17, 1 << 40)
+_SIZES = (0, 1, 2, 3, 4, 5, 60, 1 << 40)
 _TEXTS = (
     "int", "float", "bool", "str", "none", "json", "array", "scalar", "tensor:float32", "image:L",
     "image:RGB", "encoded:PNG:RGB", "encoded:JPEG:P", "file:RGB", "encoded:PNG:P", "pickle", "|O",
@@ -66,19 +68,17 @@ def damaged(data: bytes, random: Random) -> bytes:
     if kind < 0.12:
         return whole.with_text(raw(whole.text, random))
     try:
-        if kind < 0.5:
-            if random.random() < 0.5:
-                _retype(whole.fields, random)
-            for _ in range(random.choice((0, 1, 1, 2, 3))):
+        if kind < 0.3:
+            for _ in range(random.choice((1, 1, 2, 3))):
                 whole.fields = _changed(whole.fields, random)
-            if random.random() < 0.8:
-                _refit(whole, random)
+        elif kind < 0.5:
+            return _rebuilt(whole.fields, random)[:LARGEST]
         else:
             whole.body = _with_other_values(whole, random)
         return whole.with_fields(whole.fields)[:LARGEST]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
-        return raw(data, random)  # what cannot be changed so, or not be made to fit
-    except CacheError:
+        return raw(data, random)  # what cannot be changed so
+    except (CacheError, OSError):
         return raw(data, random)
 
 
@@ -136,75 +136,33 @@ def _changed(value: Any, random: Random) -> Any:
     return value
 
 
-def _retype(fields: Any, random: Random) -> None:
-    """Give a column the kinds of another one, and a shape of its own."""
-    one, other = (random.choice(fields["columns"]) for _ in "ab")
-    one["dtype"], one["variants"] = other["dtype"], copy.deepcopy(other["variants"])
-    shape = [random.choice(_SIZES) for _ in range(max(of for _, of in one["variants"]))]
-    if other["shape"] and random.random() < 0.7:  # channels of images, boxes of four numbers
-        shape = [random.choice((size, random.choice(_SIZES))) for size in other["shape"]]
-    one["shape"] = shape if random.random() < 0.5 else None
+def _rebuilt(fields: Any, random: Random) -> bytes:
+    """A sound file of such leaves, in columns of other kinds, with other shapes and values."""
+    columns = [random.choice(fields["columns"]) for _ in fields["columns"]]
+    shapes = [_shape(column, random) if random.random() < 0.5 else None for column in columns]
+    samples = []
+    for _ in range(random.choice((1, 2, 5))):
+        leaves = []
+        for column, one in zip(columns, shapes, strict=True):
+            kind, dimensions = random.choice(column["variants"])
+            shape = _shape(column, random) if one is None else one
+            values = np.zeros(shape[:dimensions], column["dtype"])
+            if values.size:
+                values = np.frombuffer(random.randbytes(values.nbytes), values.dtype)
+            leaves.append(Leaf(kind, values.reshape(shape[:dimensions])))
+        samples.append((fields["structure"], leaves))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "a.h5"
+        with suppress(CacheError):  # the index is refused when it is read again
+            build_of_leaves(path, samples)
+        return path.read_bytes()
 
 
-def _refit(whole: Whole, random: Random) -> None:
-    """Give the columns of a file the names, sizes and places that follow from rows and shapes."""
-    fields, rows = whole.fields, whole.fields["rows"]
-    names, columns = column_names(fields["structure"]), fields["columns"]
-    if type(rows) is not int:
-        return
-    columns += [copy.deepcopy(random.choice(columns)) for _ in range(len(names) - len(columns))]
-    del columns[len(names) :]
-    wanted = [(fields["checksums"], "values", 4, 0)]
-    for name, column in zip(names, columns, strict=True):
-        column["name"] = name
-        wanted += _wanted(column, rows, random)
-    if fields["failed"] is not None:
-        for part, width in (("rows", 8), ("messages", 1)):
-            wanted.append((fields["failed"], part, width, fields["failed"][part][1]))
-    if fields["attributes"] is not None:
-        wanted.append((fields, "attributes", 1, fields["attributes"][1]))
-    # The table of checksums depends on the length, and that on the table.
-    body = sum(size * width for _, _, width, size in wanted)
-    if body > LARGEST:
-        return
-    body = max(body + 8 * (body // BLOCK + 1), len(whole.body) % LARGEST)
-    wanted[0] = (*wanted[0][:3], -(-body // BLOCK))
-    for _ in range(2):  # places take digits, which may make the block larger
-        at = whole.block_of(encoded(fields))
-        for holder, key, width, size in wanted:
-            holder[key] = [at if size else 0, size]
-            at += width * size
-    whole.body = (whole.body * (body // max(len(whole.body), 1) + 1))[:body].ljust(body, b"\0")
-
-
-def _wanted(column: Any, rows: int, random: Random) -> list[tuple[Any, str, int, int]]:
-    """The arrays of a column: where their place is kept, its key, bytes of a value, values."""
-    variants, shape = column["variants"], column["shape"]
-    width = np.dtype(column["dtype"]).itemsize if column["dtype"] in DTYPES else 1
-    column["dimensions"] = most = max(of for _, of in variants)
-    column["offsets"] = column["shapes"] = column["codes"] = None
-    if shape is not None:
-        column["most_values"] = None
-    if not any(kind.startswith(("encoded", "file")) for kind, _ in variants):
-        column["most_pixels"] = None
-    if any(type(each) is not int for each in shape or ()):
-        raise TypeError("a text times a number is a large text")
-    found = [(column, "codes", 1, rows)] if len(variants) > 1 else []
-    size, packing = column["values"][1], column["packing"]
-    if shape is not None:
-        size = rows * math.prod(shape)
-    if packing is not None:
-        column["values"] = [0, size]
-        packing["piece"] = min(size, math.prod(shape or [99]) * random.randint(1, 9))
-        found.append((packing, "pieces", 8, 2 * -(-size // packing["piece"])))
-    elif shape is not None or size < 1 << 12:
-        found.append((column, "values", width, size))
-    else:
-        found.append((column, "values", width, random.randrange(64)))
-    if shape is not None:
-        return found
-    found.append((column, "offsets", 8, rows + 1))
-    return [*found, (column, "shapes", 8, rows * most)] if most > 1 else found
+def _shape(column: Any, random: Random) -> list[int]:
+    """A shape like that of the column, of a few values or, by its zeros, of none."""
+    like = column["shape"] or [3] * max(of for _, of in column["variants"])
+    shape = [random.choice((size, random.choice(_SIZES))) for size in like]
+    return shape if 0 in shape or np.prod(shape) < 1 << 12 else [min(size, 3) for size in shape]
 
 
 # The arrays
