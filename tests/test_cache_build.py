@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dataloaders.cache import CachedDataset, Compressed, estimate, precompute, verify
@@ -171,6 +172,9 @@ def test_a_part_is_not_taken_for_the_whole(path):
     shutil.copy(path.with_suffix(".parts") / "00010.h5", path)
     with pytest.raises(CacheError, match="it is a part, with 10 of 40 samples"):
         build(Numbered(SIZE), path)
+    (damage,) = verify(path)
+    assert re.search("it is a part, with 10 of 40 samples, and no whole cache", damage.what)
+    assert verify(path.with_suffix(".parts") / "00010.h5") == []
 
 
 def test_a_cache_that_lacks_a_part_is_mended_for_its_own_dataset_only(path):
@@ -600,6 +604,12 @@ def test_an_error_ends_other_parts_half_way(path):
         build(Made(sample, SIZE), path, num_workers=2, rows=20)
 
 
+def test_who_does_not_wait_for_another_builder(path):
+    rule = r"being built by .* \(wait"
+    with FileLock(path.with_name(".a.h5.lock")), pytest.raises(CacheError, match=rule):
+        build(Numbered(), path, wait=False)
+
+
 def test_two_threads_build_once(path):
     dataset = Numbered(SIZE, log=path.with_name("log"))
     found, ready = [], threading.Barrier(2)
@@ -644,34 +654,6 @@ def test_memory_is_bounded(tmp_path):
         """,
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "400 True\n")
-
-
-@pytest.mark.nightly
-def test_who_waits_sees_progress_and_goes_on_where_a_killed_builder_was(path):
-    def slow(index):
-        time.sleep(0.002)
-        return index
-
-    pid = os.fork()
-    if pid == 0:
-        try:
-            build(Made(slow, 200), path, rows=5)
-        finally:
-            os._exit(0)
-    while not path.with_suffix(".parts").joinpath("build.json").exists():
-        time.sleep(0.01)
-    with pytest.raises(CacheError, match=r"being built by .* \(wait"):
-        build(Made(slow, 200), path, wait=False)
-    seen = []
-
-    def look(progress):
-        seen.append(progress)
-        if progress.waiting and progress.samples_done >= 20:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-    assert len(build(Made(slow, 200), path, progress=look)) == 200
-    assert next(one for one in seen if not one.waiting).samples_done >= 20
 
 
 @pytest.mark.nightly

@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, Compressed, precompute, verify
-from dataloaders.cache.format.codecs import Undecodable, codec_of
+from dataloaders.cache.format.codecs import Codec, Undecodable
 from dataloaders.errors import CacheError, OptionError
 from helpers.cached import build, spoil
 from helpers.compare import assert_same, bits
@@ -282,7 +282,7 @@ def test_a_damaged_piece_is_named_by_verify_and_by_its_row(packed, codec):
 @settings(max_examples=40)
 @given(data=st.data(), raw=st.binary(min_size=1, max_size=80))
 def test_bytes_decode_to_the_size_or_do_not(codec, data, raw):
-    found = codec_of(codec, 1)
+    found = Codec(codec, 1)
     encoded = found.encode(np.frombuffer(raw, np.uint8), 5)
     assert found.decode(np.frombuffer(encoded, np.uint8), len(raw)).tobytes() == raw
     wrong = [(encoded, len(raw) + 1), (encoded, 1 << 29), (encoded + b"\0", len(raw))]
@@ -313,7 +313,7 @@ def test_bombs_take_no_memory():
             ("zstd", window, 3),
         ):
             with pytest.raises(Undecodable):
-                codec_of(codec, 1).decode(np.frombuffer(data, np.uint8), most)
+                Codec(codec, 1).decode(np.frombuffer(data, np.uint8), most)
         assert tracemalloc.get_traced_memory()[1] < 2 << 20
     finally:
         tracemalloc.stop()

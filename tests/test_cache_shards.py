@@ -143,14 +143,6 @@ def test_parts_that_have_samples_twice_are_not_joined(path, tmp_path):
     assert names(tmp_path) == ["00000.h5", "00012.h5", "00024.h5", "00036.h5"]
 
 
-def test_a_part_that_is_damaged_is_not_copied_for_another_rank(path):
-    build(Numbered(), path, 1, 2, wait=False)
-    part = path.with_suffix(".parts") / "00020.h5"
-    spoil(part, part.stat().st_size // 2)
-    with pytest.raises(CacheError, match=r"the part .*00020\.h5 is damaged: .*; delete it"):
-        build(Numbered(), path, 0, 2)
-
-
 def test_ranks_say_of_the_whole_whether_it_becomes_one_file(path):
     told = []
 

@@ -41,7 +41,7 @@ def build_of_leaves(path: Path, samples: Sequence[tuple[Any, Any]], **said: Any)
     rows = RowBuffer()
     for number, (structure, leaves) in enumerate(samples):
         rows.add(number, structure, leaves)
-    return write_cache(path, About(**said), rows.structure, rows.rows, rows.entries(), rows.blocks)
+    return write_cache(path, About(**said), rows.table())
 
 
 def build_of_bytes(path: Path, kind: str, data: bytes, rows: int = 2) -> CachedDataset:

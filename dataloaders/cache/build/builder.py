@@ -311,7 +311,7 @@ class _Builder:
                 "has unprintable characters or a backslash; give another path"
             )
         if not options.allow_random:
-            source.known.study.refuse_random(source.known.found)
+            source.study.refuse_random()
         with nullcontext() if self._is_alone else self._locked():
             if not (self._is_alone or self._is_apart) and self._is_done():
                 return False

@@ -14,9 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dataloaders.cache.build.combining import Combined, MappedPart
+from dataloaders.cache.build.combining import combined_table
 from dataloaders.cache.build.locks import locked
 from dataloaders.cache.build.parts import (
     BuildFolder,
@@ -37,8 +35,6 @@ from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
 
 Progress = Callable[[int, int], None]
-
-_REPORTED = 1 << 20  # bytes between two reports of progress
 
 
 def join(path: str | os.PathLike[str]) -> Index:
@@ -126,35 +122,17 @@ def combined(
 
     def count_written(count: int) -> None:
         nonlocal done
-        before, done = done, min(done + count, whole)
-        is_due = done // _REPORTED > before // _REPORTED or before < done == whole
-        if progress and one_file and is_due:
+        done = min(done + count, whole)  # zeros follow the last piece of a compressed column
+        if progress and one_file:
             progress(done, whole)
 
     try:
         with writing(target.parent):
-            maps = [
-                MappedPart(os.path.relpath(part.path, target.parent), CachedDataset(part.path))
-                for part in parts
-            ]
-            about = _about(parts, [each.cached for each in maps])
-            columns = Combined(maps)
-            whole = sum(
-                extent.size * np.dtype(dtype).itemsize
-                for entry in columns.entries
-                for _, dtype, extent in entry.sized()
-            )
-            write_cache(
-                path,
-                about,
-                columns.structure,
-                columns.rows,
-                columns.entries,
-                columns.blocks,
-                sources=None if one_file else columns.sources,
-                shards=() if one_file else [each.shard for each in maps],
-                progress=count_written,
-            )
+            opened = [CachedDataset(part.path) for part in parts]
+            about = _about(parts, opened)
+            table = combined_table(opened, target.parent, one_file=one_file)
+            whole = sum(entry.bytes for entry in table.entries)
+            write_cache(path, about, table, count_written)
             sync(path)
             path.rename(target)
             sync(target.parent)

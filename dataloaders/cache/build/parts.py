@@ -56,11 +56,16 @@ def target_of(path: str | os.PathLike[str]) -> Path:
 
 @dataclass(frozen=True)
 class Part:
-    """A finished part: its file, its samples (those left out included), the index of the file."""
+    """A part: its file, and the index of the file."""
 
     path: Path
-    samples: range
     index: Index
+
+    @property
+    def samples(self) -> range:
+        """The samples of the dataset that it was built from, those left out included."""
+        first = first_of(self.index)
+        return range(first, first + self.index.samples)
 
     @property
     def failed(self) -> int:
@@ -90,10 +95,7 @@ def unfinished_at(path: Path) -> Path:
 
 def parts_in(folder: Path) -> list[Path]:
     """Return the files in ``folder`` that have the name of a part."""
-    try:
-        return [folder / name for name in os.listdir(folder) if _PART.fullmatch(name)]
-    except FileNotFoundError:
-        return []
+    return [path for path in folder.glob("*.h5") if _PART.fullmatch(path.name)]
 
 
 class BuildFolder:
@@ -229,9 +231,7 @@ class BuildFolder:
 
 def part_at(path: Path) -> Part:
     """Return the part in this file; CacheError: it is none."""
-    index = Index.parse(str(path))
-    first = first_of(index)
-    return Part(path, range(first, first + index.samples), index)
+    return Part(path, Index.parse(str(path)))
 
 
 def complete_build(target: Path) -> list[Part]:

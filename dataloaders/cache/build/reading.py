@@ -22,7 +22,7 @@ from dataloaders.cache.sample.sample import Structure, split
 from dataloaders.errors import CacheError, add_note
 from dataloaders.options import option
 
-BYTES_PER_LEAF = 100
+BYTES_PER_LEAF = 200
 """What a leaf takes in memory besides its values, about."""
 
 STAY_LIVE = (

@@ -7,13 +7,13 @@ A part is closed early when its rows take too much memory or too long; the rest 
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dataloaders.cache.build.parts import BuildFolder, Part, unfinished_at
 from dataloaders.cache.build.reading import (
@@ -26,7 +26,7 @@ from dataloaders.cache.build.reading import (
 )
 from dataloaders.cache.format.disk import writing
 from dataloaders.cache.format.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant
-from dataloaders.cache.format.writing import About, Block, bytes_of, write_cache
+from dataloaders.cache.format.writing import About, Table, write_cache
 from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.sample.encoding import images_encoded
 from dataloaders.cache.sample.images import Images
@@ -40,8 +40,6 @@ PART_BYTES = 96 << 20
 
 PART_SECONDS = 30.0
 """... or took longer than this."""
-
-_Shape: TypeAlias = "tuple[int, ...] | None"  # of a row; None: the row is None
 
 _NO_SAMPLE = 2_718_281_827  # its seed is one that datasets are unlikely to use themselves
 
@@ -57,7 +55,6 @@ class Maker:
     images: Images
     folder: BuildFolder
     about: About  # but for the samples
-    rows: RowBuffer = field(default_factory=lambda: RowBuffer())  # of the part that is being made
 
     def __call__(self, samples: range) -> list[Part]:
         """Return what was made. The last part is still to be finished, while others are made.
@@ -71,18 +68,18 @@ class Maker:
         while left or not made:  # of no samples there is a part, too
             if made:
                 made[-1] = self.folder.finish(made[-1])
-            self.rows.clear()
+            rows = RowBuffer()
             failed: list[tuple[int, str]] = []
             with random_states_kept(cuda=False):
-                stop = self._read(left, failed)
+                stop = self._read(left, rows, failed)
             with writing(self.folder.path):
-                made.append(self._written(range(left.start, stop), failed))
+                made.append(self._written(range(left.start, stop), rows, failed))
             left = range(stop, samples.stop)
         return made
 
-    def _read(self, samples: range, failed: list[tuple[int, str]]) -> int:
+    def _read(self, samples: range, rows: RowBuffer, failed: list[tuple[int, str]]) -> int:
         """Read rows until the part is full; return the number of the first sample not read."""
-        cut, rows = self.cut, self.rows
+        cut = self.cut
         detector = None if self.allow_random else DrawDetector(_NO_SAMPLE)
         until = time.monotonic() + PART_SECONDS
         for index in samples:
@@ -105,7 +102,7 @@ class Maker:
                 rows.add(index, *row)
         return samples.stop
 
-    def _written(self, samples: range, failed: list[tuple[int, str]]) -> Part:
+    def _written(self, samples: range, rows: RowBuffer, failed: list[tuple[int, str]]) -> Part:
         """Write these rows as the part of ``samples``, which is not finished yet."""
         fingerprint = dict(self.about.fingerprint)
         if samples != range(self.folder.length):
@@ -116,28 +113,22 @@ class Maker:
             failed=[(number - samples.start, text) for number, text in failed],
             fingerprint=fingerprint,
         )
-        path, rows = unfinished_at(self.folder.part_path(samples.start)), self.rows
+        path = unfinished_at(self.folder.part_path(samples.start))
         try:
-            index = write_cache(path, about, rows.structure, rows.rows, rows.entries(), rows.blocks)
+            index = write_cache(path, about, rows.table())
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return Part(path, samples, index)
+        return Part(path, index)
 
 
 class RowBuffer:
     """Hold the rows of one part, column by column; ``memory`` is about how many bytes they take."""
 
     def __init__(self) -> None:
-        self._columns: list[_Column] = []
-        self.clear()
-
-    def clear(self) -> None:
-        """Remove all rows. Their memory is used again: the system takes long to give new pages."""
         self.structure: Structure | None = None
         self.rows = self.memory = self._first = 0
-        self._memory = [column.memory for column in self._columns]
-        self._columns = []
+        self._columns: list[_Column] = []
 
     def add(self, number: int, structure: Structure, leaves: list[Leaf]) -> None:
         """Add the row of sample ``number``.
@@ -147,10 +138,7 @@ class RowBuffer:
         """
         if self.structure is None:
             self.structure, self._first = structure, number
-            memory = iter(self._memory)
-            self._columns = [
-                _Column(name, next(memory, bytearray())) for name in column_names(structure)
-            ]
+            self._columns = list(map(_Column, column_names(structure)))
         elif structure != self.structure:
             raise other_structure(f"samples {self._first} and {number}", self.structure, structure)
         for column, leaf in zip(self._columns, leaves, strict=True):
@@ -158,85 +146,77 @@ class RowBuffer:
             self.memory += leaf.values.nbytes + BYTES_PER_LEAF
         self.rows += 1
 
-    def entries(self) -> list[ColumnEntry]:
-        """Return the columns, without places."""
-        return [column.entry() for column in self._columns]
+    def table(self) -> Table:
+        """Return all rows, to be written."""
+        entries = [column.entry() for column in self._columns]
+        return Table(self.structure, self.rows, entries, self._blocks)
 
-    def blocks(self, number: int, part: str) -> Iterator[Block]:
-        """Yield the buffers that make up one dataset of a column."""
-        yield self._columns[number].dataset(part)
+    def _blocks(self, number: int, dataset: str) -> Iterable[npt.NDArray[Any]]:
+        return self._columns[number].blocks(dataset)
 
 
 class _Column:
-    """The rows of one column so far: what stands in its datasets; ``memory``: for its values."""
+    """The rows of one column so far."""
 
-    def __init__(self, name: str, memory: bytearray) -> None:
-        self.memory, self._used = memory, 0  # the bytes of the values come first
+    def __init__(self, name: str) -> None:
         self._name, self._dtype = name, ""
         self._first = 0, ""  # number and kind of the first leaf that is not None
         self._codes = bytearray()
         self._variants: dict[Variant, int] = {}  # their codes
-        self._shapes: list[_Shape] = []  # of each row
-        self._known: dict[_Shape, _Shape] = {}  # the shapes that occur
+        self._rows: list[npt.NDArray[Any] | None] = []
         self._pixels = 0
 
     def add(self, number: int, leaf: Leaf) -> None:
         """Add the leaf of sample ``number``; CacheError: it is of another type than the others."""
-        shape = None if leaf.kind == "none" else leaf.values.shape
-        dtype = leaf.values.dtype.str
-        if shape is not None and not self._dtype:
-            self._dtype, self._first = dtype, (number, leaf.kind)
-        if shape is not None and dtype != self._dtype:
-            first, kind = self._first
-            raise CacheError(
-                f"column {self._name!r} holds {self._dtype} ({kind}) in sample {first} and {dtype} "
-                f"({leaf.kind}) in sample {number}; convert them to one type in the dataset"
-            )
-        code = self._variants.setdefault((leaf.kind, len(shape or ())), len(self._variants))
+        values = None if leaf.kind == "none" else leaf.values
+        if values is not None:
+            if not self._dtype:
+                self._dtype, self._first = values.dtype.str, (number, leaf.kind)
+            if values.dtype.str != self._dtype:
+                first, kind = self._first
+                raise CacheError(
+                    f"column {self._name!r} holds {self._dtype} ({kind}) in sample {first} and "
+                    f"{values.dtype.str} ({leaf.kind}) in sample {number}; convert them to one "
+                    "type in the dataset"
+                )
+        variant = leaf.kind, 0 if values is None else values.ndim
+        self._codes.append(self._variants.setdefault(variant, len(self._variants)))
         refuse_many(self._name, self._variants)
-        self._codes.append(code)
-        shape = self._known.setdefault(shape, shape)  # so that equal ones are one object
-        self._shapes.append(shape)
-        data, first = bytes_of(leaf.values), self._used
-        self._used += len(data)
-        self.memory[first : self._used] = data
+        self._rows.append(values)
         self._pixels = max(self._pixels, leaf.pixels)
 
     def entry(self) -> ColumnEntry:
         """Return what the column is, without places."""
-        one, *others = self._known
+        one, *others = {None if values is None else values.shape for values in self._rows}
         shape = None if others or len(one or ()) > MOST_FIXED else one
-        if not self._dtype:
-            shape = (0,)  # all rows are None: a column that takes no bytes
-        dtype = self._dtype or "|u1"
+        sizes = self._sizes()
         return ColumnEntry.of_rows(
             self._name,
-            dtype,
+            self._dtype or "|u1",
             tuple(self._variants),
-            shape,
-            len(self._shapes),
-            size=self._used // np.dtype(dtype).itemsize,
-            most_values=max(map(_size, self._known)),
+            shape if self._dtype else (0,),  # of rows that are all None, which take no bytes
+            len(self._rows),
+            size=sum(sizes),
+            most_values=max(sizes),
             most_pixels=self._pixels or None,
         )
 
-    def dataset(self, part: str) -> Block:
-        """Return the contents of one dataset."""
-        if part == "values":
-            return memoryview(self.memory)[: self._used]
-        if part == "codes":
-            return self._codes
-        if part == "offsets":
-            return np.cumsum([0, *map(_size, self._shapes)], dtype="<u8")
-        dimensions = max(of for _, of in self._variants)
-        shapes = np.zeros((len(self._shapes), dimensions), "<u8")
-        for row, shape in zip(shapes, self._shapes, strict=True):
-            row[: len(shape or ())] = shape or ()
-        return shapes
+    def _sizes(self) -> list[int]:
+        return [0 if values is None else values.size for values in self._rows]
 
-
-def _size(shape: _Shape) -> int:
-    return 0 if shape is None else math.prod(shape)
+    def blocks(self, dataset: str) -> Iterable[npt.NDArray[Any]]:
+        """Return the arrays that make up one dataset."""
+        if dataset == "values":
+            return (values for values in self._rows if values is not None)
+        if dataset == "codes":
+            return [np.frombuffer(self._codes, "|u1")]
+        if dataset == "offsets":
+            return [np.cumsum([0, *self._sizes()], dtype="<u8")]
+        shapes = np.zeros((len(self._rows), max(of for _, of in self._variants)), "<u8")
+        for row, values in zip(shapes, self._rows, strict=True):
+            if values is not None:
+                row[: values.ndim] = values.shape
+        return [shapes]
 
 
 def refuse_many(name: str, variants: Collection[Variant]) -> None:

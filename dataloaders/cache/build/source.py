@@ -1,6 +1,6 @@
 """Describe the dataset of a cache from a few samples, and open its finished cache.
 
-dataset ──study.py, elsewhere or here, once──> Known: cut, fingerprint ──> workers, estimate
+dataset ──study.py, elsewhere or here, once──> cut, fingerprint ──> workers, estimate
 train.h5 ──class, length, head, classes compared, no sample read──> CachedDataset, tails live
 
 A file of an earlier version does not say where the heads' parts stand: then samples are read.
@@ -8,27 +8,23 @@ A file of an earlier version does not say where the heads' parts stand: then sam
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torch.utils.data import IterableDataset, MapDataPipe
 
-from dataloaders.cache.build.estimation import (
-    ONE_FILE_BYTES,
-    Estimate,
-    rows_of_part,
-    workers_for,
-)
+from dataloaders.cache.build.estimation import Estimate
 from dataloaders.cache.build.parts import BuildFolder, samples_of
 from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.build.reading import Failure
-from dataloaders.cache.build.rows import Maker
-from dataloaders.cache.build.study import Findings, Study, ways_to_cut
+from dataloaders.cache.build.rows import PART_BYTES, PART_SECONDS, Maker
+from dataloaders.cache.build.study import Study, described, ways_to_cut
 from dataloaders.cache.format.attributes import attributes_of
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.compress import Compressed, compressed_of
@@ -42,6 +38,11 @@ from dataloaders.errors import CacheError, CacheWarning, OptionError
 from dataloaders.machine.resources import available_memory, machine_cores, ranks_here, usable_cores
 from dataloaders.observing import Unobserved, held, observe, worker_of
 from dataloaders.options import option
+
+_ONE_FILE_BYTES = 128 << 20  # parts that take less together are put into one file
+_MOST_SMALL_PARTS, _SMALL_PART_SECONDS = 64, 1.0  # of what becomes one file
+_BYTES_PER_WORKER = 2 * PART_BYTES + (300 << 20)
+_FEW_SECONDS = 2.0
 
 _PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
 """By the name of a fingerprint's entry, the package whose version it is."""
@@ -105,20 +106,6 @@ def _is_count(value: Any, least: int, other: str | None) -> bool:
     return value == other or (type(value) is int and value >= least)
 
 
-class Known(NamedTuple):
-    """What a dataset was found to be, and how its samples become rows.
-
-    ``contents`` is what the rows depend on, by name, all of it JSON: the class, length, head and
-    images, and for some samples ``sample 17``, a digest of what this one gives before it is
-    encoded. Not the live tail: the same rows serve another augmentation.
-    """
-
-    study: Study
-    found: Findings
-    cut: Cut
-    contents: dict[str, Any]
-
-
 class Source:
     """A dataset of which a cache is built or opened."""
 
@@ -128,19 +115,19 @@ class Source:
         self.length = _length_of(dataset)
         self.images = Images.of(options.images)
         self.compress = compressed_of(options.compress)
-        self._known: Known | None = None
+        self._study: Study | None = None
         # All of the machine's, where no shard is built: then the other ranks wait for this one.
         self._cores = machine_cores() if options.shard is None else usable_cores()
         self._memory_of = ranks_here() if options.shard is None else 1
 
     @property
-    def known(self) -> Known:
-        """What the dataset is; it is studied once, in a process of its own or in this one."""
-        if self._known is None:
-            self._known = self.studied()
-        return self._known
+    def study(self) -> Study:
+        """What a few samples show; they are read once, in a process of its own or in this one."""
+        if self._study is None:
+            self._study = self.studied()
+        return self._study
 
-    def studied(self) -> Known:
+    def studied(self) -> Study:
         """Study the dataset; CacheError: the process that reads the samples cannot."""
         options = self.options
         study = Study(
@@ -151,7 +138,7 @@ class Source:
             compress=self.compress,
         )
         if options.num_workers == 0:
-            found = study()
+            study()
         else:
             loader = options.loader
             if loader is None:
@@ -162,29 +149,16 @@ class Source:
             except Unobserved as error:
                 name = type(self.dataset).__name__
                 raise CacheError(f"{name} could not be studied: {error}") from error
-            found = answer.reraise() if isinstance(answer, Failure) else answer
-        study.refuse_no_images(found)
-        cut = study.cuts[found.choice]
-        contents = {
-            **self._described(cut),
-            "images": str(self.images),
-            **{f"sample {index}": digest for index, digest in sorted(found.digests.items())},
-        }
-        return Known(study, found, cut, contents)
-
-    def _described(self, cut: Cut) -> dict[str, Any]:
-        """Return what a fingerprint says of the dataset without reading it."""
-        kind = type(self.dataset)
-        module = "" if kind.__module__ in ("__main__", "__mp_main__") else f"{kind.__module__}."
-        name = f"{module}{kind.__qualname__}"
-        return {"dataset": name, "length": self.length, "head": list(cut.head)}
+            study.found = answer.reraise() if isinstance(answer, Failure) else answer
+        study.refuse_no_images()
+        return study
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What a cache of the dataset depends on, and where its rows go through the transforms."""
-        says = {**self.known.contents, **_versions()}
+        says = {**self.study.contents, **_versions()}
         says["compress"] = None if self.compress is None else str(self.compress)
-        says["calls"] = [[number, list(path)] for number, path in self.known.found.calls]
+        says["calls"] = [[number, list(path)] for number, path in self.study.found.calls]
         if self.options.overwrite and self.options.build_id:
             says["build"] = self.options.build_id
         return says
@@ -206,40 +180,59 @@ class Source:
 
     @property
     def rows_of_part(self) -> int:
-        """The most samples of a part."""
+        """The samples of a part: as many as fit into a worker's memory, and half a minute.
+
+        Several parts are as many for each worker, so that no worker is left waiting for the last
+        one. What becomes one file is made of more and smaller parts, so that all workers have some.
+        """
         _, of = self.options.shard or (0, 1)
         samples = max(1, -(-self.length // of))
         if self.options.rows:
             return min(self.options.rows, samples)
-        return rows_of_part(self.known.found, samples, self.workers, self.is_small)
+        found, workers = self.study.found, max(1, self.workers)
+        seconds = found.row_seconds or 1e-9
+        rows = max(1, int(min(PART_BYTES / found.row_memory, PART_SECONDS / seconds)))
+        parts = math.ceil(samples / rows)
+        if self.is_small:
+            wanted = round(seconds * samples / _SMALL_PART_SECONDS)
+            parts = max(parts, min(_MOST_SMALL_PARTS, wanted))
+        if parts > 1:
+            parts = math.ceil(parts / workers) * workers
+        return math.ceil(samples / parts)
 
     @property
     def is_small(self) -> bool:
         """Whether all samples take so little that their parts become one file."""
-        return self.known.found.row_bytes * self.length <= ONE_FILE_BYTES
+        return self.study.found.row_bytes * self.length <= _ONE_FILE_BYTES
 
     @property
     def workers(self) -> int:
-        """How many processes read samples."""
+        """How many processes read samples. "auto": one a core, if there is work and memory for it.
+
+        At least one: "auto" never opens the dataset's files in this process.
+        """
         if isinstance(self.options.num_workers, int):
             return self.options.num_workers
-        memory, samples = available_memory() * self._memory_of, len(self.samples)
-        return workers_for(self.known.found, samples, cores=self._cores, memory=memory)
+        samples = len(self.samples)
+        if samples * self.study.found.row_seconds < _FEW_SECONDS:
+            return 1
+        memory = available_memory() * self._memory_of
+        return max(1, min(self._cores, memory // _BYTES_PER_WORKER, samples))
 
     def maker(self, folder: BuildFolder) -> Maker:
         """Return what makes the parts of the build in this folder."""
-        known, options = self.known, self.options
+        study, options = self.study, self.options
         about = About(
             samples=0,
             fingerprint=folder.fingerprint,
-            head=known.cut.head,
-            tail=known.cut.tail,
+            head=study.cut.head,
+            tail=study.cut.tail,
             compress=self.compress,
-            attributes=known.found.attributes,
+            attributes=study.found.attributes,
         )
         return Maker(
-            known.cut,
-            known.found.calls,
+            study.cut,
+            study.found.calls,
             options.allow_random,
             options.on_error == "skip",
             self.images,
@@ -249,7 +242,7 @@ class Source:
 
     def estimate(self, folder: Path, one_file: bool) -> Estimate:
         """Return what building this rank's samples in ``folder`` will take."""
-        found, samples = self.known.found, len(self.samples)
+        found, samples = self.study.found, len(self.samples)
         waits = self.options.shard is None or self.options.wait
         size = round(found.row_bytes * samples)
         is_copied = one_file and waits and self.rows_of_part < self.length
@@ -278,44 +271,45 @@ class Source:
         cached = CachedDataset(path, expect=wanted)
         if is_whole:
             cached.refuse_part()
-        if options.check is not None or self._known is not None or not self._open_unread(cached):
-            self._open_studied(cached, wanted)
+        says, is_built = cached.index.fingerprint, self._study is not None
+        unread = None if is_built or options.check is not None else self._unread(cached)
+        if unread is not None:
+            cut, calls = unread
+            classes = attributes_of(self.dataset, held)
+        else:
+            like = Images.like(says.get("images"))
+            if self._study is None or like.rows != self.images.rows:
+                self.images = like
+                self._study = self.studied()
+            cut, calls, classes = (
+                self._study.cut,
+                self._study.found.calls,
+                self._study.found.attributes,
+            )
+            own = {name: e for name, e in self._study.contents.items() if name != "images"}
+            cached.refuse_changed({**own, **wanted})
+        cached.refuse_other_classes(classes)
+        if not is_built:  # else the build has warned
+            warn_of_versions(says, path)
+        cached.with_tails(cut.tails_of(calls))
         return cached
 
-    def _open_unread(self, cached: CachedDataset) -> bool:
-        """Have the dataset's live transforms in the cache; whether no sample is needed to tell."""
+    def _unread(self, cached: CachedDataset) -> tuple[Cut, Sequence[Call]] | None:
+        """Compare the dataset with the cache; return its cut and calls, if no sample is needed."""
         says = cached.index.fingerprint
         calls = _calls_in(says.get("calls"))
         if calls is None:  # it is of an earlier version
-            return False
+            return None
         cuts, _ = ways_to_cut(self.dataset, Images.like(says.get("images")))
         accepted = {n: e for n, e in (self.options.expect or {}).items() if n in ACCEPTABLE}
         head: Any = says.get("head")
         cut = next((cut for cut in cuts if list(cut.head) == head), None)
         if cut is None and "head" in accepted:  # the texts alone may differ
             cut = next((cut for cut in cuts if len(cut.head) == len(head)), None)
-        cached.refuse_changed({**self._described(cut or cuts[0]), **accepted})
+        cached.refuse_changed({**described(self.dataset, self.length, cut or cuts[0]), **accepted})
         if cut is None or {number for number, _ in calls} != set(range(len(cut.tails))):
-            return False
-        warn_of_versions(says, cached.path)
-        cached.refuse_other_classes(attributes_of(self.dataset, held))
-        cached.with_tails(cut.tails_of(calls))
-        return True
-
-    def _open_studied(self, cached: CachedDataset, wanted: Mapping[str, Any]) -> None:
-        """Have the same, and compare what a few samples show."""
-        says = cached.index.fingerprint
-        like = Images.like(says.get("images"))
-        if self._known is None:  # else the build has warned
-            warn_of_versions(says, cached.path)
-        if self._known is None or like.rows != self.images.rows:
-            self.images = like
-            self._known = self.studied()
-        _, found, cut, contents = self._known
-        own = {name: each for name, each in contents.items() if name != "images"}
-        cached.refuse_changed({**own, **wanted})
-        cached.refuse_other_classes(found.attributes)
-        cached.with_tails(cut.tails_of(found.calls))
+            return None
+        return cut, calls
 
 
 def _calls_in(found: Any) -> Sequence[Call] | None:

@@ -116,8 +116,15 @@ def ways_to_cut(dataset: Any, images: Images) -> tuple[list[Cut], str]:
     return [*cuts, whole(dataset)], reason
 
 
+def described(dataset: Any, length: int, cut: Cut) -> dict[str, Any]:
+    """Return what a fingerprint says of ``dataset`` without reading it."""
+    kind = type(dataset)
+    module = "" if kind.__module__ in ("__main__", "__mp_main__") else f"{kind.__module__}."
+    return {"dataset": f"{module}{kind.__qualname__}", "length": length, "head": list(cut.head)}
+
+
 class Study:
-    """Read a few samples and return the `Findings`; run in another process."""
+    """Read a few samples of a dataset, in another process or here; ``found``: what they show."""
 
     def __init__(
         self,
@@ -130,10 +137,31 @@ class Study:
     ) -> None:
         self.images = images
         self._compress = compress
-        self.cuts, self._reason = ways_to_cut(dataset, images)
+        self.cuts, reason = ways_to_cut(dataset, images)
+        self.found = Findings(reason=reason)
         self._dataset = dataset
         self._samples = samples
         self._skip = skip
+
+    @property
+    def cut(self) -> Cut:
+        """The cut that holds."""
+        return self.cuts[self.found.choice]
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        """What the rows depend on, by name, all of it JSON.
+
+        The class, length, head and images, and for some samples ``sample 17``, a digest of what
+        this one gives before it is encoded. Not the live tail: the same rows serve another
+        augmentation.
+        """
+        digests = sorted(self.found.digests.items())
+        return {
+            **described(self._dataset, self._samples, self.cut),
+            "images": str(self.images),
+            **{f"sample {index}": digest for index, digest in digests},
+        }
 
     def report(self, dataset: Any) -> Findings | Failure:
         """Return the findings with the files read, or the failure, ready to be sent."""
@@ -154,7 +182,8 @@ class Study:
                 put(state)
 
     def _findings(self) -> Findings:
-        found = Findings(reason=self._reason, attributes=attributes_of(self._dataset))
+        found = self.found
+        found.attributes = attributes_of(self._dataset)
         for found.choice, cut in enumerate(self.cuts):
             if not cut.tails or not self._samples:
                 continue
@@ -164,22 +193,23 @@ class Study:
                 break
             found.reason = calls
             if self.images.packed:
-                self._refuse_packing(found)
-        self._measure(found)
+                self._refuse_packing()
+        self._measure()
         return found
 
-    def _refuse_packing(self, found: Findings) -> None:
+    def _refuse_packing(self) -> None:
         """Raise CacheError: a user who asks for files must get files, and there is no other cut."""
-        if found.reason == _UNREAD:
-            self._measure(found)  # which raises what reading raises, if it is not to be skipped
+        if self.found.reason == _UNREAD:
+            self._measure()  # which raises what reading raises, if it is not to be skipped
         raise CacheError(
             f"{option('images', 'packed')}: {type(self._dataset).__name__} does more than open its "
-            f"files in RGB and apply its transform: {found.reason}. Keep what it gives instead: "
-            f"{option('images', 'jpeg')}, 'png' or 'webp'"
+            f"files in RGB and apply its transform: {self.found.reason}. Keep what it gives "
+            f"instead: {option('images', 'jpeg')}, 'png' or 'webp'"
         )
 
-    def refuse_no_images(self, found: Findings) -> None:
+    def refuse_no_images(self) -> None:
         """Raise CacheError if there is no image to encode, or none in a column that was named."""
+        found = self.found
         if self.images.rows != "images" or not found.bytes:
             return
         columns = dict(self.images.columns)
@@ -195,8 +225,9 @@ class Study:
             "is computed, or leave images out"
         )
 
-    def refuse_random(self, found: Findings) -> None:
+    def refuse_random(self) -> None:
         """Raise CacheError if rows drew from process-wide generators, or differ when read again."""
+        found = self.found
         why = f"; {found.random}" if found.random else ""
         if found.reason and found.choice == len(self.cuts) - 1:
             why += f", and nothing can stay live: {found.reason}"
@@ -252,8 +283,8 @@ class Study:
         except CacheError:  # what a tail makes may be something that no cache keeps
             return sample
 
-    def _measure(self, found: Findings) -> None:
-        cut = self.cuts[found.choice]
+    def _measure(self) -> None:
+        found = self.found
         must = _spread(self._samples, _PROVED)
         self._rows, self._sampled_bytes = RowBuffer(), 0
         started = time.monotonic()
@@ -261,7 +292,7 @@ class Study:
             if index not in must and time.monotonic() - started > _SECONDS:
                 break
             try:
-                self._measure_one(found, cut, index, index in must)
+                self._measure_one(index, index in must)
             except BaseException as error:
                 not_interrupted(error)
                 if not self._skip or not isinstance(error, Exception):
@@ -269,11 +300,11 @@ class Study:
                 if index in must:  # of the others, how many are read is a matter of time
                     found.digests[index] = "failed"
         if self._sampled_bytes:
-            rows = self._rows.rows, self._rows.blocks
-            size = bytes_in_file(self._rows.entries(), *rows, self._compress, self._samples)
+            size = bytes_in_file(self._rows.table(), self._compress, self._samples)
             found.in_file = size / self._sampled_bytes
 
-    def _measure_one(self, found: Findings, cut: Cut, index: int, must: bool) -> None:
+    def _measure_one(self, index: int, must: bool) -> None:
+        found, cut = self.found, self.cut
         self._seed(index, 0)
         detector = DrawDetector(index)
         begun = time.perf_counter()

@@ -8,7 +8,6 @@ Whatever is decoded, no more than a chunk is allocated.
 
 from __future__ import annotations
 
-import threading
 import zlib
 from importlib.util import find_spec
 from typing import Any, TypeAlias
@@ -23,19 +22,12 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 CODECS = ("zstd", "gzip")
 
-_SHUFFLE = 2  # HDF5's numbers
-_FILTERS = {"zstd": 32015, "gzip": 1}
+_ZSTD = 32015  # HDF5's number of the filter
 _SMALLEST_WINDOW = 1 << 10
 
 
 class Undecodable(Exception):
     """What is wrong with the bytes of a chunk."""
-
-
-def codec_of(name: str, width: int) -> Codec:
-    """Return the codec of this name, for values of so many bytes."""
-    refuse_missing(name)
-    return Codec(name, width)
 
 
 def refuse_missing(name: str) -> None:
@@ -48,45 +40,33 @@ def refuse_missing(name: str) -> None:
         )
 
 
-class _Zstandard(threading.local):
-    """zstandard's objects, which must not be shared by threads."""
-
-    def __init__(self) -> None:
-        import zstandard
-
-        self.decompressor: Any = zstandard.ZstdDecompressor()
-        self.compressors: dict[int, Any] = {}
-
-
 class Codec:
     """zstd or gzip, after HDF5's shuffle where a value has several bytes (``width``)."""
 
     def __init__(self, name: str, width: int) -> None:
-        self._filter, self._width = _FILTERS[name], width
-        self._zstandard = _Zstandard() if name == "zstd" else None
+        refuse_missing(name)
+        self._name, self._width = name, width
 
-    def filters(self, level: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return HDF5's filters that do the same, in the order in which they encode."""
-        own = (self._filter, (level,))
-        return (own,) if self._width == 1 else ((_SHUFFLE, (self._width,)), own)
+    def filters(self, level: int) -> dict[str, Any]:
+        """Return the filters of HDF5 that do the same, as h5py's `create_dataset` takes them."""
+        own = {"compression": "gzip", "compression_opts": level}
+        if self._name == "zstd":  # which this HDF5 need not have
+            own = {"compression": _ZSTD, "compression_opts": (level,), "allow_unknown_filter": True}
+        return {"shuffle": self._width > 1, **own}
 
     def encode(self, chunk: Bytes, level: int) -> bytes:
         """Return what stands in the file; always the same for the same bytes."""
         if self._width > 1:  # the first bytes of all values, then their second ones, and so on
             chunk = np.ascontiguousarray(chunk.reshape(-1, self._width).T).reshape(-1)
-        if self._zstandard is None:
+        if self._name == "gzip":
             return zlib.compress(chunk.data, level)
         import zstandard
 
-        made = self._zstandard.compressors
-        if level not in made:
-            made[level] = zstandard.ZstdCompressor(level=level)
-        return bytes(made[level].compress(chunk.data))
+        return bytes(zstandard.ZstdCompressor(level=level).compress(chunk.data))
 
     def decode(self, data: Bytes, size: int) -> Bytes:
         """Return the chunk of ``size`` bytes that ``data`` was made of, not to be written to."""
-        decompressed = _gunzipped if self._zstandard is None else self._zstandard_decoded
-        found = decompressed(data, size)
+        found = _gunzipped(data, size) if self._name == "gzip" else _unpacked(data, size)
         if len(found) != size:
             raise Undecodable(f"it has {len(found)} bytes")
         chunk = np.frombuffer(found, np.uint8)
@@ -99,22 +79,22 @@ class Codec:
         values.flags.writeable = False
         return values.reshape(-1)
 
-    def _zstandard_decoded(self, data: Bytes, size: int) -> bytes:
-        import zstandard
 
-        assert self._zstandard is not None
-        try:
-            frame = zstandard.get_frame_parameters(data.data)
-            # Before anything is allocated: zstandard believes what the frame says.
-            if frame.content_size != size:
-                raise Undecodable(f"its frame has {frame.content_size} bytes")
-            if frame.window_size > max(size, _SMALLEST_WINDOW):
-                raise Undecodable(f"its frame needs a window of {frame.window_size} bytes")
-            decompressor = self._zstandard.decompressor
-            found: bytes = decompressor.decompress(data.data, allow_extra_data=False)
-        except zstandard.ZstdError as error:
-            raise Undecodable(str(error)) from error
-        return found
+def _unpacked(data: Bytes, size: int) -> bytes:
+    import zstandard
+
+    try:
+        frame = zstandard.get_frame_parameters(data.data)
+        # Before anything is allocated: zstandard believes what the frame says.
+        if frame.content_size != size:
+            raise Undecodable(f"its frame has {frame.content_size} bytes")
+        if frame.window_size > max(size, _SMALLEST_WINDOW):
+            raise Undecodable(f"its frame needs a window of {frame.window_size} bytes")
+        decompressor = zstandard.ZstdDecompressor()  # threads must not share one
+        found: bytes = decompressor.decompress(data.data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise Undecodable(str(error)) from error
+    return found
 
 
 def _gunzipped(data: Bytes, size: int) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dataloaders.cache.format.entries import LARGEST_ROW
+import numpy as np
+
+from dataloaders.cache.format.entries import LARGEST_ROW, ColumnEntry, Extent, Packing
+from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import OptionError
 from dataloaders.options import option
 
@@ -50,6 +52,20 @@ class Compressed:
         """The level, also where none was given."""
         return _LEVELS[self.codec][1] if self.level is None else self.level
 
+    def applied(self, entry: ColumnEntry, rows: int) -> ColumnEntry:
+        """Return ``entry`` of a file of so many rows, compressed if that is worth it."""
+        width, size = np.dtype(entry.dtype).itemsize, entry.values.size
+        largest = entry.largest_row or 0
+        is_small = size * width < max(_LEAST, rows * _LEAST_ROW)
+        is_done = any(is_encoded(kind) for kind, _ in entry.variants)
+        if is_small or is_done or largest * width > LARGEST_ROW:
+            return entry
+        piece = min(size, _PIECE // width)
+        if entry.fixed:
+            piece = largest * min(rows, max(1, _PIECE // (largest * width)))
+        packing = Packing(self.codec, piece, Extent(0, 2 * -(-size // piece)))
+        return replace(entry, packing=packing)
+
     def __str__(self) -> str:
         return f"{self.codec}, level {self.chosen_level}"
 
@@ -59,18 +75,3 @@ def compressed_of(compress: str | Compressed | None) -> Compressed | None:
     if compress is None or isinstance(compress, Compressed):
         return compress
     return Compressed(compress)
-
-
-def piece_of(
-    width: int, rows: int, shape: tuple[int, ...] | None, size: int, largest_row: int
-) -> int:
-    """Return how many values of a column to compress together; 0: it is not worth it.
-
-    Values have ``width`` bytes; all ``rows`` have ``size`` values, the largest ``largest_row``.
-    """
-    if size * width < max(_LEAST, rows * _LEAST_ROW) or largest_row * width > LARGEST_ROW:
-        return 0
-    if shape is None:
-        return min(size, _PIECE // width)
-    row = math.prod(shape)
-    return row * min(rows, max(1, _PIECE // (row * width)))

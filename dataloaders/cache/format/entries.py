@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 Variant: TypeAlias = tuple[str, int]  # a leaf's kind, and how many dimensions it has
 
 MOST_VARIANTS = 255
@@ -96,9 +98,19 @@ class ColumnEntry:
         return self.shape is not None
 
     @property
+    def largest_row(self) -> int | None:
+        """How many values its largest row has; None: not known."""
+        return self.most_values if self.shape is None else math.prod(self.shape)
+
+    @property
     def is_none(self) -> bool:
         """Whether every row is None: then its dtype and shape mean nothing."""
         return all(kind == "none" for kind, _ in self.variants)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all its datasets, before compression."""
+        return sum(extent.size * np.dtype(dtype).itemsize for _, dtype, extent in self.sized())
 
     def sized(self) -> Iterable[tuple[str, str, Extent]]:
         """Yield name, dtype and place of each of its datasets, compressed values included."""

@@ -11,12 +11,10 @@ import errno
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from dataloaders.errors import CacheError, MissingDependency
 
@@ -71,46 +69,34 @@ def dataset(
     name: str,
     dtype: str,
     shape: tuple[int, ...],
-    *,
     sources: Sequence[Source] = (),
-    chunk: tuple[int, ...] = (),
-    filters: Iterable[tuple[int, tuple[int, ...]]] = (),
+    **how: Any,
 ) -> Any:
     """Make a dataset without values, and return h5py's low-level object for it.
 
-    It is virtual if it has ``sources``; compressed if it has a ``chunk``, by the ``filters`` of
-    these numbers and parameters; else contiguous, at a place of its own.
+    It is virtual if it has ``sources``; chunked as `create_dataset` takes ``how``; else contiguous,
+    at a place of its own.
     """
     import h5py
 
+    if sources:
+        layout = h5py.VirtualLayout(shape, dtype)
+        layout.dcpl.set_obj_track_times(False)
+        for source in sources:
+            count = math.prod(source.shape) if len(shape) == 1 else source.shape[0]
+            names = _verbatim(source.file), _verbatim(source.path)
+            layout[source.first : source.first + count] = h5py.VirtualSource(*names, source.shape)
+        return file.create_virtual_dataset(name, layout).id
     created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    created.set_obj_track_times(False)
-    space = h5py.h5s.create_simple(shape)
-    for source in sources:
-        count = (math.prod(source.shape),) if len(shape) == 1 else source.shape
-        space.select_hyperslab((source.first, *[0] * (len(count) - 1)), count)
-        of = h5py.h5s.create_simple(source.shape)
-        created.set_virtual(space, _verbatim(source.file), _verbatim(source.path), of)
-    space.select_all()
-    if chunk:
-        created.set_chunk(chunk)
-        for number, values in filters:
-            created.set_filter(number, h5py.h5z.FLAG_OPTIONAL, values)
-    elif not sources:
-        created.set_layout(h5py.h5d.CONTIGUOUS)
+    created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    if not how:
         created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # so that it has a place at once
-    if not sources:
-        created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    links.set_create_intermediate_group(True)
-    links.set_char_encoding(h5py.h5t.CSET_UTF8)
-    kind = h5py.h5t.py_create(np.dtype(dtype), logical=True)
-    return h5py.h5d.create(file.id, name.encode(), kind, space, created, links)
+    return file.create_dataset(name, shape, dtype, track_times=False, dcpl=created, **how).id
 
 
-def _verbatim(name: str) -> bytes:
+def _verbatim(name: str) -> str:
     """Return ``name`` as HDF5 takes it where %b would stand for a number."""
-    return name.replace("%", "%%").encode()
+    return name.replace("%", "%%")
 
 
 def refuse_no_h5py() -> None:

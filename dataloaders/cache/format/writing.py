@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,21 +23,30 @@ import numpy.typing as npt
 from dataloaders.cache.format.attributes import encoded
 from dataloaders.cache.format.block import DIGEST, VERSION, block_for
 from dataloaders.cache.format.checksums import BLOCK, checksums
-from dataloaders.cache.format.codecs import codec_of
-from dataloaders.cache.format.compress import Compressed, piece_of
-from dataloaders.cache.format.entries import Checksums, ColumnEntry, Extent, Failed, Packing, Shard
+from dataloaders.cache.format.codecs import Codec
+from dataloaders.cache.format.compress import Compressed
+from dataloaders.cache.format.entries import Checksums, ColumnEntry, Extent, Failed, Shard
 from dataloaders.cache.format.hdf5 import Source, dataset, hdf5_file
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.sample.sample import Structure
 
-Block: TypeAlias = "npt.NDArray[Any] | bytes | bytearray | memoryview"
-# The buffers that make up the values, offsets, shapes or codes of a column.
-Blocks: TypeAlias = "Callable[[int, str], Iterable[Block]]"
-_Progress: TypeAlias = "Callable[[int], None]"
+Block: TypeAlias = npt.NDArray[Any]
 
 _DIGITS = 2 * len(str(1 << 48))  # that a place in the index may take
 _WORTH = 16  # a chunk that does not lose a part in so many is kept as it is
 _STEP = 1 << 20  # bytes that are written at once: a call of the system for each small row is slow
+
+
+class Table(NamedTuple):
+    """Rows, column by column."""
+
+    structure: Structure | None  # of each sample; None without rows
+    rows: int
+    entries: Sequence[ColumnEntry]  # with sizes, without places
+    # By the number of a column, and the name of a dataset of it: the buffers that make it up.
+    blocks: Callable[[int, str], Iterable[Block]]
+    shards: Sequence[Shard] = ()  # the files that have the values; none: `blocks` gives them
+    sources: Callable[[int], Sequence[Source]] = lambda number: ()  # where in the shards they are
 
 
 @dataclass(frozen=True)
@@ -54,39 +63,33 @@ class About:
 
 
 def write_cache(
-    path: Path,
-    about: About,
-    structure: Structure | None,
-    rows: int,
-    columns: Sequence[ColumnEntry],
-    blocks: Blocks,
-    *,
-    sources: Callable[[int], Sequence[Source]] | None = None,
-    shards: Sequence[Shard] = (),
-    progress: _Progress = lambda count: None,
+    path: Path, about: About, table: Table, progress: Callable[[int], None] = lambda count: None
 ) -> Index:
     """Write the file and return its index. The same rows give the same file to the bit.
 
-    ``columns`` have sizes and no places. ``blocks`` is called with the number of a column and the
-    name of a dataset of it; ``sources`` with the number of one whose values are in ``shards``;
-    ``progress`` with the bytes, before compression, that were written since it was last called.
-    Raises CacheError if HDF5 cannot write it, OSError if the system cannot.
+    ``progress`` is called with the bytes, before compression, written since its last call.
+
+    Raises:
+        CacheError: HDF5 cannot write it.
+        OSError: the system cannot.
     """
-    compress = None if shards else about.compress
-    if compress is not None:
-        columns = [_compressed(entry, rows, compress) for entry in columns]
+    compress = None if table.shards else about.compress
+    columns = [
+        entry if compress is None else compress.applied(entry, table.rows)
+        for entry in table.entries
+    ]
     others = _others(about)
     index = Index(
-        rows=rows,
+        rows=table.rows,
         samples=about.samples,
-        structure=structure,
+        structure=table.structure,
         columns=tuple(columns),
         fingerprint=dict(about.fingerprint),
         head=tuple(about.head),
         tail=tuple(about.tail),
         failed=Failed(Extent(0, 0), Extent(0, 0)) if about.failed else None,
         attributes=Extent(0, 0) if about.attributes else None,
-        shards=tuple(shards),
+        shards=tuple(table.shards),
         checksums=Checksums(BLOCK, Extent(0, 0), "0" * 2 * DIGEST),
     )
     # Its length has to be known before the places that stand in it are.
@@ -101,18 +104,17 @@ def write_cache(
 
     with hdf5_file(path, user_block, has_chunks=any(entry.packing for entry in columns)) as file:
         for number, entry in enumerate(columns):
-            places, table = dict[str, Extent](), np.zeros(0, "<u8")
-            for part, dtype, _ in entry.sized():
-                name, shape = path_of(entry, part), entry.shape_of(part, rows)
-                own = sources(number) if sources is not None and part == "values" else ()
-                if own:
-                    dataset(file, name, dtype, shape, sources=own)
-                elif part == "values" and entry.packing is not None and compress is not None:
-                    values = blocks(number, part)
-                    level = compress.chosen_level
-                    table = _write_pieces(file, name, shape, entry, level, values, progress)
+            places, pieces = dict[str, Extent](), np.zeros(0, "<u8")
+            for part, dtype, extent in entry.sized():
+                name, shape = path_of(entry, part), entry.shape_of(part, table.rows)
+                is_values = part == "values" and extent.size
+                if is_values and table.shards:
+                    dataset(file, name, dtype, shape, table.sources(number))
+                elif is_values and entry.packing is not None and compress is not None:
+                    chunks = _pieces(entry, compress, table.blocks(number, part))
+                    pieces = _write_pieces(file, name, shape, entry, compress, chunks, progress)
                 else:
-                    data = [table] if part == "pieces" else blocks(number, part)
+                    data = [pieces] if part == "pieces" else table.blocks(number, part)
                     places[part] = place(name, dtype, shape, data)
             placed.append(entry.placed(places))
         found = {
@@ -120,24 +122,24 @@ def write_cache(
             for name, values in others.items()
         }
         _write_attributes(file, index)
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with path.open("r+b", _STEP) as written:
         for offset, data in contents:
-            _write(descriptor, offset, data, progress)
+            written.seek(offset)
+            for step in _steps(data):
+                progress(written.write(step))
+        failed = Failed(found["/failed/rows"], found["/failed/messages"]) if about.failed else None
         index = replace(
             index,
             user_block=user_block,
             columns=tuple(placed),
-            failed=Failed(found["/failed/rows"], found["/failed/messages"])
-            if about.failed
-            else None,
+            failed=failed,
             attributes=found.get("/attributes"),
         )
-        index = _checksummed(descriptor, index)
-        _write(descriptor, 0, [index.encode()])
-        return Index.parse(descriptor, str(path))
-    finally:
-        os.close(descriptor)
+        index = _checksummed(written, index)
+        written.seek(0)
+        written.write(index.encode())
+        written.flush()
+        return Index.parse(written.fileno(), str(path))
 
 
 def path_of(entry: ColumnEntry, part: str) -> str:
@@ -148,37 +150,25 @@ def path_of(entry: ColumnEntry, part: str) -> str:
     return f"/columns/{entry.name}" + ("" if alone else f"/{part}")
 
 
-def _compressed(entry: ColumnEntry, rows: int, compress: Compressed) -> ColumnEntry:
-    """Return ``entry`` with how it is compressed, if that is worth it."""
-    if any(kind.partition(":")[0] in ("encoded", "file") for kind, _ in entry.variants):
-        return entry  # its values are compressed already
-    width, size = np.dtype(entry.dtype).itemsize, entry.values.size
-    largest = entry.most_values or 0 if entry.shape is None else math.prod(entry.shape)
-    piece = piece_of(width, rows, entry.shape, size, largest)
-    if not piece:
-        return entry
-    pieces = Extent(0, 2 * -(-size // piece))
-    return replace(entry, packing=Packing(compress.codec, piece, pieces))
-
-
 def _write_pieces(
     file: Any,
     name: str,
     shape: tuple[int, ...],
     entry: ColumnEntry,
-    level: int,
-    blocks: Iterable[Block],
-    progress: _Progress,
+    compress: Compressed,
+    pieces: Iterable[tuple[bytes, bool]],
+    progress: Callable[[int], None],
 ) -> npt.NDArray[np.uint64]:
     """Write the compressed values of a column; return the table of its pieces."""
     assert entry.packing is not None
-    width = np.dtype(entry.dtype).itemsize
-    filters = codec_of(entry.packing.codec, width).filters(level)
-    rows = entry.packing.piece // math.prod(shape[1:])
-    made = dataset(file, name, entry.dtype, shape, chunk=(rows, *shape[1:]), filters=filters)
-    others, skips_all = (0,) * (len(shape) - 1), (1 << len(filters)) - 1  # a bit for each filter
-    for number, (data, is_packed) in enumerate(_pieces(entry, level, blocks)):
-        made.write_direct_chunk((number * rows, *others), data, 0 if is_packed else skips_all)
+    width, others = np.dtype(entry.dtype).itemsize, shape[1:]
+    filters = Codec(entry.packing.codec, width).filters(compress.chosen_level)
+    rows = entry.packing.piece // math.prod(others)
+    made = dataset(file, name, entry.dtype, shape, chunks=(rows, *others), **filters)
+    skips_all = (1 << made.get_create_plist().get_nfilters()) - 1  # a bit for each filter
+    for number, (data, is_packed) in enumerate(pieces):
+        place = (number * rows, *[0] * len(others))
+        made.write_direct_chunk(place, data, 0 if is_packed else skips_all)
         progress(entry.packing.piece * width)
     table = np.zeros((made.get_num_chunks(), 2), "<u8")
 
@@ -190,37 +180,30 @@ def _write_pieces(
 
 
 def _pieces(
-    entry: ColumnEntry, level: int, blocks: Iterable[Block]
+    entry: ColumnEntry, compress: Compressed, blocks: Iterable[Block]
 ) -> Iterator[tuple[bytes, bool]]:
     """Yield the pieces of a column as they stand in the file, and whether each is compressed."""
     assert entry.packing is not None
     width = np.dtype(entry.dtype).itemsize
-    size, codec = entry.packing.piece * width, codec_of(entry.packing.codec, width)
+    size, codec = entry.packing.piece * width, Codec(entry.packing.codec, width)
     for piece in _cut(blocks, size):
-        data = codec.encode(np.frombuffer(piece, np.uint8), level)
+        data = codec.encode(np.frombuffer(piece, np.uint8), compress.chosen_level)
         is_packed = len(data) < size - size // _WORTH
         yield (data if is_packed else piece), is_packed
 
 
-def bytes_in_file(
-    columns: Sequence[ColumnEntry],
-    rows: int,
-    blocks: Blocks,
-    compress: Compressed | None,
-    of: int,
-) -> int:
+def bytes_in_file(table: Table, compress: Compressed | None, of: int) -> int:
     """Return what the columns of these rows take in a file of ``of`` rows like them, about."""
-    total = 0
-    for number, entry in enumerate(columns):
-        size = sum(extent.size * np.dtype(dtype).itemsize for _, dtype, extent in entry.sized())
-        if compress is not None:
-            many = replace(entry, values=Extent(0, entry.values.size * of // rows))
-            packed = replace(entry, packing=_compressed(many, of, compress).packing)
-            if packed.packing is not None:
-                values = entry.values.size * np.dtype(entry.dtype).itemsize
-                pieces = _pieces(packed, compress.chosen_level, blocks(number, "values"))
-                size += min(0, sum(len(data) for data, _ in pieces) - values)
-        total += size
+    total = sum(entry.bytes for entry in table.entries)
+    if compress is None:
+        return total
+    for number, entry in enumerate(table.entries):
+        many = replace(entry, values=Extent(0, entry.values.size * of // table.rows))
+        packed = replace(entry, packing=compress.applied(many, of).packing)
+        if packed.packing is not None:
+            values = entry.values.size * np.dtype(entry.dtype).itemsize
+            pieces = _pieces(packed, compress, table.blocks(number, "values"))
+            total += min(0, sum(len(data) for data, _ in pieces) - values)
     return total
 
 
@@ -238,16 +221,10 @@ def _cut(blocks: Iterable[Block], size: int) -> Iterator[bytes]:
 
 def _steps(blocks: Iterable[Block]) -> Iterator[memoryview]:
     """Yield all bytes of ``blocks``, not too many at once."""
-    for block in map(bytes_of, blocks):
-        for first in range(0, len(block), _STEP):
-            yield block[first : first + _STEP]
-
-
-def bytes_of(block: Block) -> memoryview:
-    """Return the bytes of a buffer."""
-    if isinstance(block, np.ndarray):
-        return memoryview(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
-    return memoryview(block)
+    for block in blocks:
+        data = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
+        for first in range(0, len(data), _STEP):
+            yield data[first : first + _STEP]
 
 
 def _others(about: About) -> dict[str, npt.NDArray[Any]]:
@@ -273,31 +250,22 @@ def _write_attributes(file: Any, index: Index) -> None:
         file[f"/columns/{entry.name}"].attrs["kinds"] = np.bytes_(kinds.encode())
 
 
-def _write(
-    descriptor: int, offset: int, blocks: Iterable[Block], progress: _Progress = lambda count: None
-) -> None:
-    """Write all blocks from ``offset`` on, many small ones at once."""
-    with open(descriptor, "r+b", _STEP, closefd=False) as file:
-        file.seek(offset)
-        for step in _steps(blocks):
-            progress(file.write(step))
-
-
-def _checksummed(descriptor: int, index: Index) -> Index:
+def _checksummed(file: IO[bytes], index: Index) -> Index:
     """Write the table of checksums after the HDF5 file; return ``index`` with it."""
-    end = os.fstat(descriptor).st_size
+    file.flush()
+    end = os.fstat(file.fileno()).st_size
     place = -(-end // 8) * 8
     blocks = 1
     while blocks != (needed := -(-(place + 4 * blocks - index.user_block) // BLOCK)):
         blocks = needed
-    file_bytes = place + 4 * blocks
-    os.ftruncate(descriptor, file_bytes)
-    found = checksums(descriptor, index.user_block, file_bytes, (place, file_bytes))
+    file_bytes = file.truncate(place + 4 * blocks)
+    found = checksums(file.fileno(), index.user_block, file_bytes, (place, file_bytes))
     table = np.fromiter(found, np.int64, blocks)
     if (table < 0).any():
         raise OSError("the file cannot be read while it is written")
     data = table.astype("<u4").tobytes()
-    _write(descriptor, place, [data])
+    file.seek(place)
+    file.write(data)
     digest = blake2b(data, digest_size=DIGEST).hexdigest()
     made = Checksums(BLOCK, Extent(place, blocks), digest)
     return replace(index, file_bytes=file_bytes, checksums=made)

@@ -8,12 +8,13 @@ are mapped.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.format.codecs import Undecodable, codec_of
+from dataloaders.cache.format.codecs import Codec, Undecodable
 from dataloaders.cache.format.entries import LARGEST_PIECE, LARGEST_ROW, ColumnEntry, Extent
 from dataloaders.cache.format.fields import LARGEST
 from dataloaders.cache.printable import shown
@@ -60,6 +61,15 @@ class ColumnReader:
                 f"is no array in the file; read rows, or build it without {option('compress')}"
             )
         return self._mapped
+
+    def all_values(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield the values of all rows, in their order; compressed ones piece by piece."""
+        if self._pieces is None:
+            yield self._mapped
+            return
+        size, piece = self.entry.values.size, self._pieces.piece
+        for first in range(0, size, piece):
+            yield self._pieces.take(first, min(first + piece, size))
 
     def leaf(self, row: int) -> Any:
         """Return the leaf of this row, in memory of its own."""
@@ -145,14 +155,14 @@ class Pieces:
     def __init__(self, entry: ColumnEntry, data: npt.NDArray[np.uint8]) -> None:
         assert entry.packing is not None
         self._dtype = np.dtype(entry.dtype)
-        self._piece = entry.packing.piece
-        self._bytes = self._piece * self._dtype.itemsize
-        self._codec = codec_of(entry.packing.codec, self._dtype.itemsize)
+        self.piece = entry.packing.piece
+        self._bytes = self.piece * self._dtype.itemsize
+        self._codec = Codec(entry.packing.codec, self._dtype.itemsize)
         self._data = data
         offset, count = entry.packing.pieces
         self._table = data[offset : offset + 8 * count].view("<u8").reshape(-1, 2)
         # A piece is worth keeping only if several rows share it.
-        shared = entry.shape is None or self._piece > math.prod(entry.shape)
+        shared = entry.shape is None or self.piece > math.prod(entry.shape)
         self._keeps = shared and self._bytes <= LARGEST_PIECE
         # The last piece: rows of a batch are read in the file's order. Replaced as a whole, so
         # threads that do this at once only lose it.
@@ -160,7 +170,7 @@ class Pieces:
 
     def stretch(self, first: int, last: int) -> npt.NDArray[np.uint8]:
         """Return the bytes of the file from the first to the last piece with these values."""
-        low, high = first // self._piece, (last - 1) // self._piece
+        low, high = first // self.piece, (last - 1) // self.piece
         if not 0 <= low <= high < len(self._table):
             return self._data[:0]
         return self._data[int(self._table[low, 0]) : sum(self._table[high].tolist())]
@@ -171,16 +181,16 @@ class Pieces:
             raise CacheError(f"it has values {first} to {last}, more than a compressed row may")
         if first == last:
             return np.empty(0, self._dtype)
-        low, high = first // self._piece, (last - 1) // self._piece
+        low, high = first // self.piece, (last - 1) // self.piece
         # Decoded before the row is allocated: a row that is not in the file takes no memory.
-        start = self._decoded(low)[first - low * self._piece : last - low * self._piece]
+        start = self._decoded(low)[first - low * self.piece : last - low * self.piece]
         if low == high:
             return start
         values = np.empty(last - first, self._dtype)
         values[: len(start)] = start
         for number in range(low + 1, high + 1):
-            place = number * self._piece - first
-            some = values[place : place + self._piece]
+            place = number * self.piece - first
+            some = values[place : place + self.piece]
             some[:] = self._decoded(number)[: len(some)]
         values.flags.writeable = False
         return values
