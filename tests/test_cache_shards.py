@@ -129,6 +129,15 @@ def test_another_number_of_ranks_goes_on(path, first, then, single_file):
     assert [sample["label"] for sample in cached] == list(range(SIZE))
 
 
+def test_a_part_of_other_samples_does_not_stand_for_the_one_that_was_joined(path):
+    """Another number of ranks mends a cache: the part that is made again ends earlier."""
+    built(Numbered(), path)
+    (path.with_suffix(".parts") / "00010.h5").unlink()
+    assert len(build(Numbered(), path, 0, 3, wait=False)) == 13
+    cached = build(Numbered(), path, 1, 3, single_file=False)
+    assert [sample["label"] for sample in cached] == list(range(SIZE))
+
+
 def test_parts_that_have_samples_twice_are_not_joined(path, tmp_path):
     """As versions have left them that took parts by where they begin."""
     for folder, rows in ((tmp_path, 12), (tmp_path / "other", 20)):

@@ -40,6 +40,7 @@ from dataloaders.cache.format.entries import is_shard_name
 from dataloaders.cache.format.hdf5 import refuse_no_h5py
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.reader import CachedDataset
+from dataloaders.cache.read.shards import open_shard
 from dataloaders.cache.sample.images import Choice
 from dataloaders.errors import CacheError, add_note
 from dataloaders.options import option
@@ -214,7 +215,15 @@ class _Builder:
         """Return whether the cache is there, with all of its parts, and is not to be replaced."""
         if not self.path.exists() or (self._options.overwrite and not self._is_own()):
             return False
-        return all(map(os.path.lexists, parts_joined(self.path)))
+        if self.folder.begun() is None:
+            return all(map(os.path.lexists, parts_joined(self.path)))
+        # While it is mended, a part of the same name may have other samples than the one joined.
+        try:
+            for shard in Index.parse(str(self.path)).shards:
+                os.close(open_shard(self.path.parent, shard, self.path))
+        except CacheError:
+            return False
+        return True
 
     def _is_own(self) -> bool:
         """Return whether this very build made the cache, in another rank or another call."""
