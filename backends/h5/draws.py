@@ -35,19 +35,21 @@ class Draws:
 
     def below(self, probability: float) -> _Mask:
         """Return bool [n]: ``torch.rand(1) < probability``."""
-        drawn = [torch.rand(1, generator=each, device="cpu") for each in self._generators]
-        return (torch.cat(drawn) < probability).numpy()
+        drawn = torch.empty(len(self._generators), device="cpu")
+        for place, generator in zip(drawn.split(1), self._generators, strict=True):
+            place.uniform_(generator=generator)  # as rand does, and several times as fast
+        return (drawn < probability).numpy()
 
     def randint(self, high: _Ints, where: _Mask) -> _Ints:
         """Return int64 [n]: ``torch.randint(0, high, (1,))`` ``where`` that is True, else 0.
 
         ``high`` is [n]. Samples that get 0 draw nothing.
         """
-        drawn = np.zeros_like(high)
+        drawn = torch.zeros(len(self._generators), dtype=torch.int64, device="cpu")
+        places, most = drawn.split(1), high.tolist()
         for number in np.flatnonzero(where).tolist():
-            generator, most = self._generators[number], int(high[number])
-            drawn[number] = torch.randint(0, most, (1,), generator=generator, device="cpu").item()
-        return drawn
+            places[number].random_(most[number], generator=self._generators[number])
+        return drawn.numpy()
 
 
 class FreeDraws(Draws):
