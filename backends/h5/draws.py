@@ -36,7 +36,7 @@ class Draws:
     def below(self, probability: float) -> _Mask:
         """Return bool [n]: ``torch.rand(1) < probability``."""
         drawn = torch.empty(len(self._generators), device="cpu")
-        for place, generator in zip(drawn.split(1), self._generators, strict=True):
+        for place, generator in zip(drawn.unsqueeze(1).unbind(), self._generators, strict=True):
             place.uniform_(generator=generator)  # as rand does, and several times as fast
         return (drawn < probability).numpy()
 
@@ -46,7 +46,7 @@ class Draws:
         ``high`` is [n]. Samples that get 0 draw nothing.
         """
         drawn = torch.zeros(len(self._generators), dtype=torch.int64, device="cpu")
-        places, most = drawn.split(1), high.tolist()
+        places, most = drawn.unsqueeze(1).unbind(), high.tolist()
         for number in np.flatnonzero(where).tolist():
             places[number].random_(most[number], generator=self._generators[number])
         return drawn.numpy()
