@@ -32,6 +32,7 @@ from bench.harness import Case, Result, Scale, show
 __all__ = ["CASES", "examine", "judge", "summarise"]
 
 _QUICK_STEP_S = 0.05
+_QUICK_BUDGET_S, _BUDGET_S = 13.0, 22.0  # it begins when steps are steady, after some seconds
 _TINY = ("serial_double", "workers_free")
 
 Mark = Literal["right", "wrong", "inconclusive"]
@@ -44,11 +45,13 @@ def judge(workload: Workload, truth: float, verdict: str) -> Mark:
     return "right" if verdict in accepted(workload, truth) else "wrong"
 
 
-def examine(name: str, budget_s: float = 26.0, truth_s: float = 20.0) -> dict[str, Any]:
+def examine(name: str, budget_s: float | None = None, truth_s: float = 20.0) -> dict[str, Any]:
     """One workload, in this process: what the check says, and what is true."""
     from dataloaders.bottleneck import check_bottleneck
 
     workload = WORKLOADS[name]
+    if budget_s is None:
+        budget_s = _QUICK_BUDGET_S if workload.step_s <= _QUICK_STEP_S else _BUDGET_S
     torch.set_num_threads(1)  # of the step: the workloads count on which cores are free
     if workload.cores is not None:
         usable = sorted(os.sched_getaffinity(0))
