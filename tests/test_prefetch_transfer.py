@@ -211,10 +211,10 @@ def test_batches_arrive_as_by_to():
 
 
 def failing(call, error):
-    """A device one of whose calls raises."""
+    """A device one of whose calls raises, each time anew."""
 
     def fails(*given):
-        raise error
+        raise type(error)(*error.args)
 
     cuda = FakeCuda(0)
     setattr(cuda, call, fails)
