@@ -280,7 +280,7 @@ print(next(iter(DataLoader(Numbers(), batch_size=8, backend=H5(*sys.argv[2:]))))
 """
 
 
-@pytest.mark.parametrize("path", [[], ["a.h5"]])
+@pytest.mark.parametrize("path", [pytest.param([], marks=pytest.mark.nightly), ["a.h5"]])
 def test_a_script_without_a_main_guard_opens_it_under_forkserver(tmp_path, path):
     """Where no path says which cache it is, that of other code is not taken for it."""
     script, env = tmp_path / "script.py", {**os.environ, "DATALOADERS_CACHE": str(tmp_path)}
