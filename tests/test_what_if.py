@@ -451,16 +451,22 @@ class TestModel:
     def test_a_step_of_several_threads_is_run_beside_the_workers_that_a_change_would_have(self):
         """Beside them it takes ten times as long, so that they gain nothing."""
         stages = self.stages(0.02, step=0.01, real=0.03, cores=2, step_cores=2.0)
-        given = {"decodes": False, "batches": 16, "until": math.inf, "now": time.perf_counter}
-        loader = DataLoader(Waiting(400, 0.01), 2)
-        steps = candidates(loader, stages, **given, resident=lambda: torch.zeros(2, 4))
+        given = {"decodes": False, "batches": 16, "until": math.inf}
+        loader, stepped = DataLoader(Waiting(400, 0.01), 2), []
+
+        def step():
+            stepped.append(len(multiprocessing.active_children()))
+            wait(0.1)
+            yield torch.zeros(2, 4)
+            return 0.1
+
+        steps = candidates(loader, stages, **given, step=step)
         try:
-            while (batch := next(steps)) is not None:
-                assert len(multiprocessing.active_children()) == 2
-                assert not batch.any()
-                wait(0.1)
+            while not next(steps).any():
+                pass
         except StopIteration as end:
             found = by_name(end.value)["workers"]
+        assert set(stepped) == {2}
         assert "more cores are missing" in found.reason
         assert self.found(stages)["workers"].predicted.estimate == pytest.approx(1.5, rel=0.05)
 

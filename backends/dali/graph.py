@@ -17,6 +17,7 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from threading import Lock
 from typing import Any
 
@@ -84,9 +85,10 @@ class Graph:
         """
         values = [np.ascontiguousarray(pair) for pair in np.split(table[:, 2:], 6, 1)]
         begin = 0
-        with self._lock, torch.cuda.device(self._index):
-            if self._closed:
+        with self._lock, ExitStack() as current:
+            if self._closed:  # asked first: after a fork the device cannot be entered
                 raise RuntimeError("this graph was closed, or was made before a fork")
+            current.enter_context(torch.cuda.device(self._index))
             try:
                 for begin, end in self._runs(table[:, :2].prod(1, np.int64).tolist()):
                     some = [np.frombuffer(file, np.uint8) for file in files[begin:end]]

@@ -96,11 +96,18 @@ def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = True) 
 def copied(batch: Batch) -> Batch:
     """Return a copy of ``batch``; pinned tensors are copied to pinned memory.
 
-    A device copies from pinned memory asynchronously and faster.
+    A device copies from pinned memory asynchronously and faster. A device that nothing has
+    initialised is left so, since workers that are forked later could not use it.
     """
+    kind = torch.accelerator.current_accelerator()
+    # MPS needs no initialisation.
+    used = (
+        kind is not None
+        and getattr(torch.get_device_module(kind), "is_initialized", lambda: True)()
+    )
 
     def clone(leaf: torch.Tensor) -> torch.Tensor:
-        pinned = leaf.is_cpu and torch.accelerator.is_available() and leaf.is_pinned()
+        pinned = used and leaf.is_cpu and leaf.is_pinned()
         made = leaf.detach().clone()
         return made.pin_memory() if pinned else made
 

@@ -18,7 +18,6 @@ import torch
 
 from dataloaders import registry
 from dataloaders.backend import Backend
-from dataloaders.batches.tree import Batch
 from dataloaders.errors import DataLoadersError, last_line
 from dataloaders.loader import DataLoader as OurLoader
 from dataloaders.loader import wrap
@@ -31,7 +30,8 @@ from dataloaders.tuning.variant import Settings, Variants, backend_of
 _ALIKE = 1.02  # speed-ups that differ by less are the same
 _GAINS = 1.05
 _DALI_S = 1.5
-_BESIDE_S, _STEPS, _LOADS = 1.0, 4, 3  # the least seconds, steps and batches side by side
+_BESIDE_S, _STEPS, _LOADS = 1.0, 4, 4  # the least seconds, steps and batches side by side
+_LEAST_TIMEOUT_S = 5.0  # for a worker that hangs
 _ROOM = 2.0  # times those seconds that must be left
 _LONGEST_QUEUE = 8
 
@@ -110,8 +110,7 @@ def candidates(
     decodes: bool,
     batches: int | None,
     until: float,
-    resident: Callable[[], Batch] | None = None,
-    now: Callable[[], float] = time.perf_counter,
+    step: Callable[[], Steps[float | None]] | None = None,
 ) -> Steps[tuple[Candidate, ...]]:
     """Return all candidates, the largest gain first, those that have a reason against them last.
 
@@ -123,18 +122,27 @@ def candidates(
         decodes: whether images are decoded for a sample.
         batches: batches in an epoch; None if not known.
         until: the time after which nothing more is measured, by ``time.perf_counter()``.
-        resident: returns a resident batch; None if there are no more steps.
-        now: returns the time of the host.
+        step: as for `sharing.beside`; None if there are no more steps, or if they write into their
+            batch.
     """
-    beside = _Beside(loader, stages, until, resident, now)
+    beside, failed = _Beside(loader, stages, until, step), ""
     more = _more_workers(stages)
     if more is not None:
-        lost = yield from beside.measured({"num_workers": more[0]}, more[0], stages.load)
-        stages = replace(stages, sharing=replace(stages.sharing, beside=lost))
+        try:
+            lost = yield from beside.measured({"num_workers": more[0]}, more[0], stages.load)
+            stages = replace(stages, sharing=replace(stages.sharing, beside=lost))
+        except Exception as error:  # a dataset may fail in any way where a worker reads it
+            failed = f"it failed: {last_line(error)}"
     found = [*_queues(stages), *_prefetch(loader, stages), *_cached(loader, stages, batches or 0)]
+    if failed:
+        found = [replace(one, reason=failed) if _has_workers(one) else one for one in found]
     found.append((yield from _dali(loader, stages, decodes, until, beside)))
     ours = isinstance(loader, OurLoader)
     return tuple(replace(one, ours=ours) for one in sorted(found, key=lambda one: -_gain(one)))
+
+
+def _has_workers(candidate: Candidate) -> bool:
+    return "num_workers" in candidate.options and "backend" not in candidate.options
 
 
 def best_of(found: Sequence[Candidate]) -> Candidate | None:
@@ -172,11 +180,16 @@ def settings_of(loader: Any, options: Mapping[str, Any]) -> Settings:
     return Settings(workers, prefetch if workers else None, loader.pin_memory)
 
 
-def variant_of(loader: Any, options: Mapping[str, Any], cache: str | None = None) -> Any:
-    """Return ``loader`` with a candidate's options, on samplers of its own."""
+def variant_of(
+    loader: Any, options: Mapping[str, Any], cache: str | None = None, timeout_s: float = 60.0
+) -> Any:
+    """Return ``loader`` with a candidate's options, on samplers of its own.
+
+    A worker that hangs for ``timeout_s`` ends it.
+    """
     backend = backend_with(loader, options, cache)
     changed = wrap(loader, backend=backend, device=getattr(loader, "device", None))
-    return Variants(changed).make(settings_of(loader, options), 60.0)
+    return Variants(changed).make(settings_of(loader, options), timeout_s)
 
 
 def _to(stages: Stages, name: str, took: Interval, **options: Any) -> Candidate:
@@ -193,15 +206,16 @@ def _more_workers(stages: Stages, *, hidden: bool = False) -> tuple[int, Interva
     most = math.ceil(cores / max(0.25, stages.sharing.load_cores) - 0.25)
     if stages.room is not None:
         most = min(most, stages.room // stages.prefetch)
-    took: dict[int, Interval] = {}
+    took: dict[int, float] = {}
     for count in range(stages.workers + 1, most + 1):
-        took[count] = stages.seconds(workers=count, hidden=hidden)
-        if took[count].estimate <= _ALIKE * _floor(stages, hidden=hidden):
+        took[count] = stages.estimate(count, hidden=hidden)
+        if took[count] <= _ALIKE * _floor(stages, hidden=hidden):
             break
-    least = min((each.estimate for each in took.values()), default=math.inf)
-    if least * _ALIKE >= stages.seconds(hidden=hidden).estimate:
+    least = min(took.values(), default=math.inf)
+    if least * _ALIKE >= stages.estimate(hidden=hidden):
         return None
-    return next((n, each) for n, each in took.items() if each.estimate <= least * _ALIKE)
+    fewest = next(count for count, each in took.items() if each <= least * _ALIKE)
+    return fewest, stages.seconds(workers=fewest, hidden=hidden)
 
 
 def _floor(stages: Stages, *, hidden: bool = False) -> float:
@@ -227,15 +241,15 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
         elif stages.room is not None and stages.room // stages.prefetch <= own:
             text = f"shared memory has room for {stages.room} batches; a larger /dev/shm is missing"
         yield Candidate("workers", reason=text)
-    fewer = {n: stages.seconds(workers=n) for n in range(1, own) if stages.contention}
-    fewest = min(fewer, key=lambda n: fewer[n].estimate, default=own)
-    if fewest < own and fewer[fewest].estimate < now / _ALIKE:
-        yield _to(stages, "fewer workers", fewer[fewest], num_workers=fewest)
+    fewer = {n: stages.estimate(n) for n in range(1, own) if stages.contention}
+    fewest = min(fewer, key=lambda n: fewer[n], default=own)
+    if fewest < own and fewer[fewest] < now / _ALIKE:
+        yield _to(stages, "fewer workers", stages.seconds(workers=fewest), num_workers=fewest)
     best = own if more is None else more[0]
     twice = replace(stages.sharing, cores=2 * stages.sharing.cores, beside=None)
     larger = replace(stages, sharing=twice, factor=stages.scale)
     there = larger.seconds(workers=max(1, 2 * best))
-    if stages.seconds(workers=best).estimate > _GAINS * there.estimate and not keeps_up:
+    if stages.estimate(best) > _GAINS * there.estimate and not keeps_up:
         yield _to(stages, "more cores", there)
     if own == 0:
         return
@@ -274,8 +288,7 @@ class _Beside:
     loader: Any
     stages: Stages
     until: float
-    resident: Callable[[], Batch] | None
-    now: Callable[[], float]
+    step: Callable[[], Steps[float | None]] | None
 
     def measured(
         self, options: Mapping[str, Any], makers: int, load_s: float, cores: float | None = None
@@ -283,20 +296,17 @@ class _Beside:
         """Yield batches to step on while the loader with ``options`` runs.
 
         Alone, each of its ``makers`` needs ``load_s`` for a batch, and keeps ``cores`` busy.
-        Returns None if no core is shared, or if it cannot be measured.
+        Returns None if no core is shared, or if it cannot be measured. The loader's errors pass.
         """
         step_s, sharing = self.stages.step.estimate, self.stages.sharing
         if cores is not None:
             sharing = replace(sharing, load_cores=cores)
         seconds = max(_BESIDE_S, _STEPS * step_s, _LOADS * load_s)
-        late = time.perf_counter() + _ROOM * seconds > self.until
-        if self.resident is None or late or not sharing.crowded(makers):
+        left_s = self.until - time.perf_counter()
+        if self.step is None or _ROOM * seconds > left_s or not sharing.crowded(makers):
             return None
-        try:
-            loader = variant_of(self.loader, options)
-            took = yield from beside(loader, self.resident, seconds, self.now)
-        except Exception:  # the loader's own; the candidate that has these options tells it
-            return None
+        loader = variant_of(self.loader, options, timeout_s=max(_LEAST_TIMEOUT_S, left_s))
+        took = yield from beside(loader, self.step, seconds)
         if took is None:
             return None
         return Beside(makers, max(1.0, took[0] / step_s), max(1.0, makers * took[1] / load_s))
@@ -333,7 +343,10 @@ def _dali(
         took = Interval(max(step.low, alone.low), estimate, step.high + alone.high)
     else:
         cores = seen.cpu_per_batch / alone.estimate
-        lost = yield from beside.measured(options, 1, alone.estimate, cores)
+        try:
+            lost = yield from beside.measured(options, 1, alone.estimate, cores)
+        except Exception as error:  # as above
+            return Candidate("dali", reason=last_line(error))
         took = stages.ahead(alone, cores, lost)
     return _to(stages, "dali", took, **options)
 

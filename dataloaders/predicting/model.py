@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from typing import TypeAlias
 
 Slowed: TypeAlias = Callable[[int, bool], tuple[float, float]]
@@ -23,7 +24,8 @@ Slowed: TypeAlias = Callable[[int, bool], tuple[float, float]]
 and whether the step runs."""
 
 _SKIPPED, _COUNTED = 5, 100  # rounds of the queue that are left out; batches that count, at least
-_LONGEST_PERIOD = 400  # batches after which loads and workers come together again
+_LONGEST_PERIOD = 400  # batches after which loads and workers come together again, at the most
+_SOON = 1e-12  # seconds that are rounding
 
 
 def _alone(busy: int, stepping: bool) -> tuple[float, float]:
@@ -53,33 +55,42 @@ def seconds_per_batch(
         slowed: how much slower all of it is at a moment.
     """
     in_flight = workers * prefetch
-    period = min(math.lcm(len(loads), workers), _LONGEST_PERIOD)
+    period = math.lcm(len(loads), workers)
+    if period > _LONGEST_PERIOD:
+        period = len(loads) * math.ceil(_COUNTED / len(loads))
     skipped = period * math.ceil((_SKIPPED * in_flight + len(loads)) / period)
     last = skipped + period * math.ceil(_COUNTED / period)
     now, began, ordered = 0.0, 0.0, in_flight
     done = [0] * workers  # batches that each worker has made
-    left = [math.inf] * workers  # seconds that its running batch still takes; inf: it is idle
+    # All busy workers are as slow: a batch ends when so many seconds of work are done by each.
+    work, ends = 0.0, list[tuple[float, int]]()
+    idle = list(range(workers))
     taken, stage, rest = 0, "wait", math.inf  # of the main process: its next batch, what it does
     while True:
-        for worker in range(workers):
+        for worker in idle:
             batch = done[worker] * workers + worker
-            if left[worker] == math.inf and batch < ordered:
-                left[worker] = loads[batch % len(loads)]
+            if batch < ordered:
+                heappush(ends, (work + loads[batch % len(loads)], worker))
+        idle = []
         if stage == "wait" and done[taken % workers] > taken // workers:
             stage, rest = "take", take_s
-        busy = sum(each < math.inf for each in left)
-        load_slowed, step_slowed = slowed(busy, stage != "wait")
-        passed = min(min(left) * load_slowed, rest * step_slowed)
+        load_slowed, step_slowed = slowed(len(ends), stage != "wait")
+        left = ends[0][0] - work if ends else math.inf
+        passed = min(left * load_slowed, rest * step_slowed)
         now += passed
         rest -= passed / step_slowed
-        for worker in range(workers):
-            left[worker] -= passed / load_slowed
-            if left[worker] <= 1e-12:
-                left[worker], done[worker] = math.inf, done[worker] + 1
-        if rest > 1e-12:
+        work += passed / load_slowed
+        while ends and ends[0][0] <= work + _SOON * (1 + work):
+            worker = heappop(ends)[1]
+            done[worker] += 1
+            idle.append(worker)
+        if rest > _SOON:
             continue
         if stage == "take":
             stage, rest, taken, ordered = "step", step_s, taken + 1, ordered + 1
+            worker = (ordered - 1) % workers
+            if done[worker] == (ordered - 1) // workers and worker not in idle:
+                idle.append(worker)  # it had no batch to make
             continue
         if taken == skipped:
             began = now

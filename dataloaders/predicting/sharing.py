@@ -10,11 +10,12 @@ cannot be, all that run at one moment are as much slower as they want more cores
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dataloaders.batches.tree import Batch
 from dataloaders.tuning.trial import Steps, opened
 
 _FEWEST = 4  # steps
@@ -70,29 +71,34 @@ class Sharing:
 
 
 def beside(
-    loader: Any,
-    resident: Callable[[], Batch],
-    seconds: float,
-    now: Callable[[], float],
+    loader: Any, step: Callable[[], Steps[float | None]], seconds: float
 ) -> Steps[tuple[float, float] | None]:
-    """Yield resident batches to the step while batches of ``loader`` are made all the time.
+    """Run steps while batches of ``loader`` are made all the time, for about ``seconds``.
 
-    Returns the seconds of a step, and those between two batches of the loader; None if it cannot be
-    counted how many are ready.
+    ``step`` yields a resident batch and returns the seconds of the step, None if the loop did
+    something else meanwhile.
+
+    Returns the seconds of a step, and those between two batches of the loader; None if they are not
+    known, as where it cannot be counted how many batches are ready.
     """
+    took: list[float] = []
+    drained: list[tuple[float, int]] = []  # when, and how many batches were ready
     with opened(loader) as (feed, _):
         for _ in range(max(1, feed.workers) + feed.ahead):  # the first ones take longer
             feed.next()
-        steps, made, stepped_s, began = 0, 0, 0.0, now()
-        while steps < _FEWEST or now() - began < seconds:
-            begin = now()
-            yield resident()
-            stepped_s, steps = stepped_s + now() - begin, steps + 1
+        until = time.perf_counter() + seconds
+        while len(took) < _FEWEST or time.perf_counter() < until:
+            step_s = yield from step()
             ready = feed.ready()
-            if ready is None:
+            if step_s is None or ready is None:
                 return None
+            took.append(step_s)
             for _ in range(ready):
                 feed.next()
-            made += ready
-        took = now() - began
-    return (stepped_s / steps, took / made) if made else None
+            if ready:
+                drained.append((time.perf_counter(), ready))
+    # Workers that began together end together: whole bunches count, from one to another.
+    made = sum(ready for _, ready in drained[1:])
+    if not made:
+        return None
+    return statistics.fmean(took), (drained[-1][0] - drained[0][0]) / made

@@ -52,28 +52,33 @@ class Stages:
         self, *, workers: int | None = None, prefetch: int | None = None, hidden: bool = False
     ) -> Interval:
         """Return the predicted seconds a batch with other workers, or with copies ``hidden``."""
+        low, estimate, high = (self._end(end, workers, prefetch, hidden) for end in range(3))
+        return Interval(min(low, estimate), estimate, max(estimate, high))
+
+    def estimate(self, workers: int | None = None, *, hidden: bool = False) -> float:
+        """Return the estimate of `seconds`, in a third of the time."""
+        return self._end(1, workers, None, hidden)
+
+    def _end(self, end: int, workers: int | None, prefetch: int | None, hidden: bool) -> float:
+        """Return the low end of the seconds a batch (0), the estimate (1) or the high end (2)."""
         workers = self.workers if workers is None else workers
-        prefetch = prefetch or self.prefetch
-        copy = self.transfer
+        copy, scale, sharing = self.transfer, self.scale, self.sharing
         quickest = copy if self.pinned else copy / _PINNED_GAINS
-        scale, sharing, ends = self.scale, self.sharing, []
         # With fewer workers, none, a proportional part or all of the contention is left.
         kept = min(1.0, workers / max(1, self.workers))
-        least, lost, most = self._lost(workers)
         cases = (
-            (self.step.low, min(1.0, scale) * (1 - self.spread), least, kept // 1, quickest),
-            (self.step.estimate, scale, lost, kept, copy),
-            (self.step.high, max(1.0, scale) * (1 + self.spread), most, 1.0, copy),
+            (self.step.low, min(1.0, scale) * (1 - self.spread), kept // 1, quickest),
+            (self.step.estimate, scale, kept, copy),
+            (self.step.high, max(1.0, scale) * (1 + self.spread), 1.0, copy),
         )
-        for step, load, lost, slowed, beside in cases:
-            if sharing.beside is None or workers <= self.workers:
-                step += slowed * self.contention
-            # Hidden copies still wait for each other.
-            own = (max(step, beside), 0.0) if hidden else (step, copy)
-            took = self._seconds(workers, prefetch, load, *own, lost)
-            ends.append(took + self.started(workers))
-        low, estimate, high = ends
-        return Interval(min(low, estimate), estimate, max(estimate, high))
+        step, load, slowed, beside = cases[end]
+        if sharing.beside is None or workers <= self.workers:
+            step += slowed * self.contention
+        # Hidden copies still wait for each other.
+        own = (max(step, beside), 0.0) if hidden else (step, copy)
+        lost = self._lost(workers)[end]
+        took = self._seconds(workers, prefetch or self.prefetch, load, *own, lost)
+        return took + self.started(workers)
 
     def started(self, workers: int) -> float:
         """Return the seconds a batch of starting ``workers`` for each epoch.

@@ -128,21 +128,22 @@ class Causes:
         if "real" not in known.seconds_per_batch:
             return
         self._progress("what changes would gain")
+        unknown = "what changes would gain is not known"
+        self.notes.append(f"{unknown}: the loop ended first")
         try:
             stages = self._stages(known, seen, size, host, until)
-            pool = self._blocks.pool
             found = yield from candidates(
                 loader,
                 stages,
                 decodes="decode" in seen.by_call,
                 batches=self._blocks.feed.length,
                 until=until,
-                resident=(lambda: pool.issue("synthetic", 1)[0]) if stepping else None,
-                now=self._blocks.now,
+                step=self._step if stepping and not self._blocks.writes else None,
             )
         except Exception as error:  # the loader's own, or what a study of it ran into
-            self.notes.append(f"what changes would gain is not known: {last_line(error)}")
+            self.notes[-1] = f"{unknown}: {last_line(error)}"
             return
+        self.notes.pop()
         self.candidates = found
         if stepping:
             self._progress("what files cost that are not in memory")
@@ -150,6 +151,15 @@ class Causes:
             self.fetch = yield from cold_block(loader, self._blocks, seen, size, left_s, self.notes)
         if trying:
             yield from self._try(stages)
+
+    def _step(self) -> Generator[Batch, None, float | None]:
+        """Yield a resident batch; return the step's seconds, None if the loop was interrupted."""
+        blocks = self._blocks
+        (batch,) = blocks.pool.issue("synthetic", 1)
+        begin, elsewhere_s = blocks.now(), blocks.log.elsewhere_s
+        interrupted = yield from blocks.give(batch)
+        step_s = blocks.now() - begin - (blocks.log.elsewhere_s - elsewhere_s)
+        return None if interrupted else step_s
 
     def _stages(
         self, known: Analysis, seen: Prepared, size: int, host: Batch, until: float
