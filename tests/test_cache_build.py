@@ -130,6 +130,14 @@ def test_what_is_finished_is_not_read_again(path):
     assert len(set(range(20)) - set(dataset.reads())) > 8
 
 
+def test_going_on_does_not_replace_a_file_that_is_no_cache(path):
+    interrupted(path)
+    path.write_bytes(b"of somebody else")
+    with pytest.raises(CacheError, match="is no cache"):
+        build(Numbered(SIZE), path)
+    assert path.read_bytes() == b"of somebody else"
+
+
 def test_resume_false_and_settings_that_cannot_be_read(path):
     dataset = interrupted(path)
     build(dataset, path, resume=False)

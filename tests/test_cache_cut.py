@@ -286,6 +286,28 @@ class Sometimes(ImageFolder):
         return v1.functional.to_tensor(self.loader(self.samples[index][0])), 0
 
 
+def shout(text):
+    return text.upper()
+
+
+class Texts(Dataset):
+    """A sample is one leaf of JSON, of which the transform's value is a part."""
+
+    transform = v1.Compose([shout])
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        return [self.transform("ab" * index), 3]
+
+
+def test_a_part_of_a_leaf_is_finished_live(build):
+    cached = build(Texts())
+    assert cached.index.tail
+    assert_all_equal(cached, Texts())
+
+
 def test_joint_transforms_are_kept_whole(build):
     dataset = Joint(v2.Resize(10), v2.ToImage())
     cached = build(dataset)

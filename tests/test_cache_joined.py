@@ -281,6 +281,7 @@ def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path):
         merge(there / "a.h5", tmp_path / "absent" / "m.h5")
     with pytest.raises(CacheError, match=r"m\.h5 exists; delete it"):
         merge(there / "a.h5", tmp_path / "m.h5")
+    assert merge(shutil.copy(there / "a.parts" / "00000.h5", tmp_path), tmp_path / "p.h5").rows == 6
     part = there / "a.parts" / "00006.h5"
     spoil(part, part.stat().st_size - 9)
     with pytest.raises(CacheError, match=r"the part .*00006\.h5 is damaged: .*; delete it"):

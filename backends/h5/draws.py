@@ -9,6 +9,7 @@ these are the numbers that torchvision then draws.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -30,12 +31,15 @@ class Draws:
     """
 
     def __init__(self, words: npt.ArrayLike) -> None:
-        seeds = np.asarray(words, np.int64).reshape(-1, 4)[:, 0].tolist()
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._seeds = np.asarray(words, np.int64).reshape(-1, 4)[:, 0].tolist()
+
+    @cached_property
+    def _generators(self) -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(seed) for seed in self._seeds]
 
     def below(self, probability: float) -> _Mask:
         """Return bool [n]: ``torch.rand(1) < probability``."""
-        drawn = torch.empty(len(self._generators), device="cpu")
+        drawn = torch.empty(len(self._seeds), device="cpu")
         for place, generator in zip(drawn.unsqueeze(1).unbind(), self._generators, strict=True):
             place.uniform_(generator=generator)  # as rand does, and several times as fast
         return (drawn < probability).numpy()
@@ -45,7 +49,7 @@ class Draws:
 
         ``high`` is [n]. Samples that get 0 draw nothing.
         """
-        drawn = torch.zeros(len(self._generators), dtype=torch.int64, device="cpu")
+        drawn = torch.zeros(len(self._seeds), dtype=torch.int64, device="cpu")
         places, most = drawn.unsqueeze(1).unbind(), high.tolist()
         for number in np.flatnonzero(where).tolist():
             places[number].random_(most[number], generator=self._generators[number])

@@ -218,8 +218,9 @@ class _Builder:
         if self.folder.begun() is None:
             return all(map(os.path.lexists, parts_joined(self.path)))
         # While it is mended, a part of the same name may have other samples than the one joined.
+        shards = Index.parse(str(self.path)).shards  # any other file is left as it is
         try:
-            for shard in Index.parse(str(self.path)).shards:
+            for shard in shards:
                 os.close(open_shard(self.path.parent, shard, self.path))
         except CacheError:
             return False

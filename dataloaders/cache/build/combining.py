@@ -123,8 +123,11 @@ class _Combined:
         for name, part in self._parts:
             rows = _Rows(name, part, number)
             if dataset == "values":
-                if not rows.entry.is_none:
-                    yield from part.file.columns[number].all_values()
+                try:
+                    if not rows.entry.is_none:
+                        yield from part.file.columns[number].all_values()
+                except CacheError as error:
+                    raise rows.damaged(str(error)) from error
             elif dataset == "codes":
                 numbers = [whole.variants.index(variant) for variant in rows.entry.variants]
                 yield np.array(numbers, "|u1")[rows.codes()]
@@ -151,7 +154,7 @@ class _Rows:
         assert entry.offsets is not None
         ends = mapped(self._part.file.data, "<u8", entry.offsets)
         if ends[0] != 0 or ends[-1] != entry.values.size or (ends[1:] < ends[:-1]).any():
-            raise self._damaged(f"its rows do not end at 0 to {entry.values.size}, in order")
+            raise self.damaged(f"its rows do not end at 0 to {entry.values.size}, in order")
         return np.diff(ends).astype(np.int64)
 
     def shapes(self, dimensions: int) -> npt.NDArray[np.uint64]:
@@ -173,10 +176,11 @@ class _Rows:
             return np.zeros(len(self._part), np.uint8)
         codes = mapped(self._part.file.data, "|u1", self.entry.codes)
         if codes.max() >= len(self.entry.variants):
-            raise self._damaged(f"a row is of kind number {codes.max()}")
+            raise self.damaged(f"a row is of kind number {codes.max()}")
         return codes
 
-    def _damaged(self, what: str) -> CacheError:
+    def damaged(self, what: str) -> CacheError:
+        """Return the error of a part that is not as it says."""
         return CacheError(
             f"the part {self._name} is damaged, in column {self.entry.name!r}: {what}; delete it "
             "and build again"

@@ -31,7 +31,7 @@ from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.verification import verify
+from dataloaders.cache.read.verification import damages_of
 from dataloaders.errors import CacheError
 
 Progress = Callable[[int, int], None]
@@ -110,8 +110,10 @@ def combined(
     Raises:
         CacheError: the parts do not follow each other, are of different builds, or damaged.
     """
-    for part in parts if one_file else ():
-        for damage in verify(part.path):
+    for part in parts:
+        if part.index.shards:
+            raise CacheError(f"the part {part.path} is itself a joined cache; give its parts")
+        for damage in damages_of(part.path) if one_file else ():
             raise CacheError(
                 f"the part {part.path} is damaged: {damage.what}; delete it, and build again"
             )

@@ -95,7 +95,10 @@ def unfinished_at(path: Path) -> Path:
 
 def parts_in(folder: Path) -> list[Path]:
     """Return the files in ``folder`` that have the name of a part."""
-    return [path for path in folder.glob("*.h5") if _PART.fullmatch(path.name)]
+    try:  # not by glob, which takes a folder that it cannot read for an empty one
+        return [folder / name for name in os.listdir(folder) if _PART.fullmatch(name)]
+    except FileNotFoundError:
+        return []
 
 
 class BuildFolder:

@@ -67,9 +67,11 @@ def typed(found: Any, kind: Any, where: str) -> Any:
         return typed(found, of[0], where)
     is_object = dataclasses.is_dataclass(kind)
     wanted = kind if kind in (int, str) else dict if is_object or origin is dict else list
-    require(type(found) is wanted, f"{where} is {shown(found)}, and no {wanted.__name__}")
-    if wanted is int:
-        require(0 <= found <= LARGEST, f"{where} is {shown(found)}, not from 0 to {LARGEST}")
+    # Texts are made where they are needed: of a long list that takes longer than to read it.
+    if type(found) is not wanted:
+        raise Malformed(f"{where} is {shown(found)}, and no {wanted.__name__}")
+    if wanted is int and not 0 <= found <= LARGEST:
+        raise Malformed(f"{where} is {shown(found)}, not from 0 to {LARGEST}")
     if not is_object and wanted is not list:
         return found
     if of[1:] == (...,):
@@ -77,7 +79,8 @@ def typed(found: Any, kind: Any, where: str) -> Any:
     hints: Any = dict(enumerate(of)) or _hints(kind)  # of a dataclass or NamedTuple
     names = found.keys() if is_object else range(len(found))
     is_whole = set(names) == set(hints) if is_object else len(names) == len(hints)
-    require(is_whole, f"{where} has {shown(sorted(map(str, names)))}")
+    if not is_whole:
+        raise Malformed(f"{where} has {shown(sorted(map(str, names)))}")
     if is_object:
         return kind(**{n: typed(found[n], of, f"{where}.{n}") for n, of in hints.items()})
     values = map(typed, found, hints.values(), repeat(where))

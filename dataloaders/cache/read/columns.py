@@ -97,6 +97,12 @@ class ColumnReader:
             self._mapped[first:last] if self._pieces is None else self._pieces.stretch(first, last)
         )
 
+    def tables(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield views of what says where and what these rows are, beside their values."""
+        for table, more in ((self._codes, 0), (self._offsets, 1), (self._shapes, 0)):
+            if table is not None and len(table):
+                yield table[first : last + more]
+
     def _stored(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
         code = 0 if self._codes is None else int(self._codes[row])
         if code >= len(self._kinds):

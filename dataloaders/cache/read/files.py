@@ -169,6 +169,8 @@ class Files:
 
 def _request(columns: Sequence[ColumnReader], first: int, last: int) -> None:
     for column in columns:
+        for table in column.tables(first, last):
+            will_read(table)
         will_read(column.stretch(first, last))
 
 

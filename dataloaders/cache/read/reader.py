@@ -99,7 +99,8 @@ class CachedDataset(Dataset[Any]):
         structure = self.index.structure
         paths = [] if structure is None else leaf_paths(structure)
         for keys, _ in self.tails:
-            if paths and keys not in {path[: len(keys)] for path in paths}:
+            # It may lead to a part of a leaf, where that is any value that JSON can hold.
+            if paths and not any(keys[: len(path)] == path[: len(keys)] for path in paths):
                 raise CacheError(
                     f"the samples of {self.path} have no leaf at {keys}; they have "
                     f"{', '.join(map(shown, paths[:8]))}"
