@@ -22,7 +22,7 @@ from dataloaders.tuning.trial import driven, observe, opened
 
 _WAYS = ("", "jpeg", "packed")  # to store images, raw first; the others only where there are images
 _BUILD_S, _READ_S, _FEWEST, _MOST = 1.0, 0.3, 2, 64  # seconds for all samples; samples
-_PAUSE_S = 0.005  # as for a step: threads that share the work of a batch sleep in it
+_PAUSE_S = 0.005  # of work, as for a step: threads that share a batch's work fall asleep in it
 _SHARE = 0.25  # of the time that is left, for the fewest samples
 
 
@@ -108,8 +108,9 @@ def _seconds_to_read(loader: Any, some: Any, size: int, path: Path) -> float:
         feed.next()
         until = time.perf_counter() + _READ_S
         while len(took) < _FEWEST or time.perf_counter() < until:
-            time.sleep(_PAUSE_S)
-            begin = time.perf_counter()
+            begin = time.perf_counter() + _PAUSE_S
+            while time.perf_counter() < begin:
+                pass
             feed.next()
             took.append(time.perf_counter() - begin)
     return statistics.fmean(took)
