@@ -79,3 +79,8 @@ def test_a_script_ends_cleanly_while_its_iterators_live(python, tmp_path):
     ]
     for way in ends.SOURCES:
         ends.assert_ends_cleanly(tmp_path, alive, way, python=python)
+
+
+def test_a_forked_child_that_exits_does_not_wait_for_threads_of_its_parent(tmp_path):
+    alive = [ends.Alive(Prefetch(), "large tensors", {"device": "cpu"}, 0)] * 20
+    ends.assert_ends_cleanly(tmp_path, alive, "forked child")

@@ -122,7 +122,7 @@ def test_a_loader_that_lightning_builds_anew_keeps_what_it_was_given(tmp_path):
         assert torch.equal(torch.cat(targets), DATASET.tensors[1])
 
 
-def test_lightning_and_fabric_leave_a_block_shuffle_as_it_is():
+def test_a_block_shuffle_is_a_distributed_sampler_so_that_frameworks_leave_it_as_it_is():
     assert isinstance(BlockShuffle(DATASET, block=2), DistributedSampler)
 
 

@@ -44,6 +44,11 @@ def test_limiting_one_thread_leaves_others_unchanged():
         torch.set_num_threads(before)
 
 
+def test_setting_the_capture_mode_does_not_initialise_cuda():
+    threads.use_thread_local_capture()
+    assert torch.cuda.is_available() or not torch.cuda.is_initialized()
+
+
 @pytest.mark.gpu
 def test_the_driver_knows_the_mode_of_each_thread():
     torch.zeros(1, device="cuda")

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
+from multiprocessing.util import Finalize
 from typing import ClassVar
 
 import pytest
@@ -238,6 +239,56 @@ def test_a_dropped_loader_leaves_nothing_without_the_collector():
             assert before.left_behind() == []
     finally:
         gc.enable()
+
+
+def test_the_last_batches_do_not_wait_for_the_workers_to_end(tmp_path):
+    flag = tmp_path / "go"
+
+    def end_late():
+        while not flag.exists():
+            time.sleep(0.01)
+
+    def init(worker):
+        Finalize(None, end_late, exitpriority=10)
+
+    options = {"num_workers": 1, "worker_init_fn": init, "backend": "prefetch"}
+    batches = iter(DataLoader(MapDataset(integer_sample, 3), **options))
+    (worker,) = batches._workers
+    assert [int(next(batches)) for _ in range(2)] == [0, 3]
+    assert becomes_true(lambda: batches._shutdown)  # on the thread, which waits for the worker
+    assert int(next(batches)) == 6
+    assert worker.is_alive()
+    flag.touch()
+    assert next(batches, None) is None
+
+
+@pytest.mark.usefixtures("workers_end_fast")
+def test_persistent_workers_serve_the_newest_iterator(tmp_path):
+    waiting, go, processes = tmp_path / "waiting", tmp_path / "go", children()
+
+    def sample(index):
+        while index == 4 and not go.exists():
+            waiting.touch()
+            time.sleep(0.01)
+        return index
+
+    class Order(list):
+        def __iter__(self):  # called by iter(loader), once the workers are the newer iterator's
+            if waiting.exists():
+                go.touch()
+            return super().__iter__()
+
+    order = Order([[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
+    loader = DataLoader(MapDataset(sample), batch_sampler=order, **KEPT)
+    one = iter(loader)
+    assert next(one).tolist() == [0, 1]
+    assert becomes_true(waiting.exists)  # the first iterator's thread is in next(), or will be
+    assert [batch.tolist() for batch in loader] == list(order)
+    late = []
+    with pytest.raises(RuntimeError, match="newer iterator"):
+        late.extend(batch.tolist() for batch in one)
+    assert late in ([], [[2, 3]])  # it may have been ready
+    assert len(children() - processes) == 2
 
 
 @pytest.mark.usefixtures("workers_end_fast")
