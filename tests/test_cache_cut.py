@@ -286,14 +286,15 @@ class Sometimes(ImageFolder):
         return v1.functional.to_tensor(self.loader(self.samples[index][0])), 0
 
 
-def shout(text):
-    return text.upper()
+def repeated(text):
+    return text * int(torch.randint(1, 4, ()))
 
 
 class Texts(Dataset):
     """A sample is one leaf of JSON, of which the transform's value is a part."""
 
-    transform = v1.Compose([shout])
+    def __init__(self):
+        self.transform = v1.Compose([repeated])
 
     def __len__(self):
         return SIZE

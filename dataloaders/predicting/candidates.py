@@ -31,7 +31,7 @@ _ALIKE = 1.02  # speed-ups that differ by less are the same
 _GAINS = 1.05
 _DALI_S = 1.5
 _BESIDE_S, _STEPS, _LOADS = 1.0, 4, 4  # the least seconds, steps and batches side by side
-_LEAST_TIMEOUT_S = 5.0  # for a worker that hangs
+_LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 5.0, 60.0  # for a worker that hangs
 _ROOM = 2.0  # times those seconds that must be left
 _LONGEST_QUEUE = 8
 
@@ -181,7 +181,7 @@ def settings_of(loader: Any, options: Mapping[str, Any]) -> Settings:
 
 
 def variant_of(
-    loader: Any, options: Mapping[str, Any], cache: str | None = None, timeout_s: float = 60.0
+    loader: Any, options: Mapping[str, Any], cache: str | None = None, timeout_s: float = _MOST_TIMEOUT_S
 ) -> Any:
     """Return ``loader`` with a candidate's options, on samplers of its own.
 
@@ -305,7 +305,8 @@ class _Beside:
         left_s = self.until - time.perf_counter()
         if self.step is None or _ROOM * seconds > left_s or not sharing.crowded(makers):
             return None
-        loader = variant_of(self.loader, options, timeout_s=max(_LEAST_TIMEOUT_S, left_s))
+        timeout_s = min(_MOST_TIMEOUT_S, max(_LEAST_TIMEOUT_S, left_s))
+        loader = variant_of(self.loader, options, timeout_s=timeout_s)
         took = yield from beside(loader, self.step, seconds)
         if took is None:
             return None

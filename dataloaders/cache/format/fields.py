@@ -68,7 +68,8 @@ def typed(found: Any, kind: Any, where: str) -> Any:
     is_object = dataclasses.is_dataclass(kind)
     wanted = kind if kind in (int, str) else dict if is_object or origin is dict else list
     # Texts are made where they are needed: of a long list that takes longer than to read it.
-    if type(found) is not wanted:
+    own: Any = type(found)
+    if own is not wanted:
         raise Malformed(f"{where} is {shown(found)}, and no {wanted.__name__}")
     if wanted is int and not 0 <= found <= LARGEST:
         raise Malformed(f"{where} is {shown(found)}, not from 0 to {LARGEST}")
