@@ -181,7 +181,10 @@ def settings_of(loader: Any, options: Mapping[str, Any]) -> Settings:
 
 
 def variant_of(
-    loader: Any, options: Mapping[str, Any], cache: str | None = None, timeout_s: float = _MOST_TIMEOUT_S
+    loader: Any,
+    options: Mapping[str, Any],
+    cache: str | None = None,
+    timeout_s: float = _MOST_TIMEOUT_S,
 ) -> Any:
     """Return ``loader`` with a candidate's options, on samplers of its own.
 
