@@ -1,7 +1,7 @@
 """Decode JPEG files on the CPU by nvImageCodec, DALI's own decoder library: whole, or a window.
 
-    file, window or None ──> uint8 [H, W, 3], Pillow's RGB to the bit
-                        └──> None: Pillow must decode it, or raise
+    file, window ──> uint8 [H, W, 3], Pillow's RGB to the bit
+                 └──> None: Pillow must decode it, or raise
 
 Left to Pillow: other formats, CMYK, more than 8 bits, windows that reach outside or are one pixel
 wide (libjpeg then ignores the neighbouring chroma), and files that fail. A damaged file does not
@@ -29,7 +29,7 @@ class WindowDecoder:
         )
 
     def decode(
-        self, file: Any, window: tuple[int, int, int, int] | None = None
+        self, file: Any, window: tuple[int, int, int, int]
     ) -> npt.NDArray[np.uint8] | None:
         """Return the pixels, or None: see the module.
 
@@ -54,13 +54,13 @@ class WindowDecoder:
         return decoder
 
 
-def _stream(file: Any, window: tuple[int, int, int, int] | None) -> Any:
+def _stream(file: Any, window: tuple[int, int, int, int]) -> Any:
     """Return what nvImageCodec decodes as Pillow does; None for anything else."""
     try:
         stream = nvimgcodec.CodeStream(file)
         if stream.codec_name != "jpeg" or stream.num_channels == 4 or stream.precision != 8:
             return None
-        if window is None or window == (0, 0, stream.width, stream.height):
+        if window == (0, 0, stream.width, stream.height):
             return stream
         left, upper, right, lower = window
         inside = left >= 0 and upper >= 0 and right <= stream.width and lower <= stream.height

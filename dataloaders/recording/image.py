@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
-from PIL import Image, ImageFile
+from PIL import Image
 
 from dataloaders.recording import program
 from dataloaders.recording.context import files_only, frozen, recorder, recording
@@ -52,13 +52,9 @@ def pose(image: Any) -> Any:
         image.format in _FORMATS
         and (image.mode in MODES or image.mode == "1")
         and getattr(image, "n_frames", 1) == 1
-        and not ImageFile.LOAD_TRUNCATED_IMAGES
     )
-    if (
-        (common or files_only())
-        and kind.__module__.startswith("PIL.")
-        and state.get("fp") is not None
-    ):
+    from_file = kind.__module__.startswith("PIL.") and state.get("fp") is not None
+    if (common or files_only()) and from_file:
         state.update(_node=None, _late=image.format not in _EARLY, _touched=False)
         image.__class__ = posing(Recorded, kind)
     return image
@@ -79,8 +75,7 @@ def node_of(image: Recorded) -> Node | None:
 
 def _read(image: Any, state: dict[str, Any]) -> None:
     fp = state["fp"]
-    truncated = ImageFile.LOAD_TRUNCATED_IMAGES and not files_only()
-    if fp is None or getattr(fp, "closed", False) or truncated:
+    if fp is None or getattr(fp, "closed", False):
         return _restore(image)
     position = fp.tell()
     fp.seek(0)
@@ -90,7 +85,7 @@ def _read(image: Any, state: dict[str, Any]) -> None:
         own.names[id(data)] = str(image.filename or getattr(fp, "name", ""))
     elif not _complete(image.format, data):
         fp.seek(position)
-        return _restore(image)  # raises here, where the dataset may catch it
+        return _restore(image)  # an error is raised here, where the dataset may catch it
     one_frame = image._close_exclusive_fp_after_loading
     if image._exclusive_fp and (one_frame or files_only()):
         fp.close()

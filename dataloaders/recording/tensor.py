@@ -53,9 +53,6 @@ class Recorded(torch.Tensor):
             if func in _HEADER:
                 with _off():
                     return func(*args, **kwargs)
-            if func in _LIKE:
-                shape, strides, dtype = first._header
-                return func(torch.empty_strided(shape, strides, dtype=dtype), *args[1:], **kwargs)
             if func is torch.Tensor.requires_grad_ and args[1:] == (False,):
                 return first
         if func in _RECORDED:
@@ -290,10 +287,6 @@ _RECORDED = {
     ),
 }
 _KEEP_FLAVOUR = {"tensor.to", "tensor.clone", "tensor.detach"}
-_LIKE = {  # not rand_like and randn_like, which fill memory in the order of the strides
-    **_functions(torch, "zeros_like ones_like empty_like full_like"),
-    **_functions(torch.Tensor, "new_zeros new_ones new_empty new_full new_tensor"),
-}
 _HEADER = {  # not strides: those of what torchvision makes are not known
     **_functions(torch, "numel is_floating_point is_complex"),
     **_functions(

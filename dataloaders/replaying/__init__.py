@@ -28,11 +28,9 @@ class DecodeError(Exception):
 class ReplayError(Exception):
     """A batch cannot be made of what was recorded: its dataset has to be asked again.
 
-    Attributes:
-        samples: the positions in the batch of those that failed, if known.
+    ``samples``: the positions in the batch of those that failed, if known.
     """
 
     def __init__(self, samples: list[int], cause: BaseException) -> None:
         where = f" at {samples}" if samples else ""
         super().__init__(f"replaying failed{where}: {type(cause).__name__}: {cause}")
-        self.samples = samples

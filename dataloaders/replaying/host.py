@@ -35,7 +35,7 @@ Job: TypeAlias = tuple[int, Callable[[], None]]
 class Decoder(Protocol):
     """Decodes files on the CPU, in whatever threads call it."""
 
-    def decode(self, file: Any, window: Box | None = None) -> Any:
+    def decode(self, file: Any, window: Box) -> Any:
         """Return uint8 [H, W, 3] of a file's window; None: Pillow has to do it."""
 
 
