@@ -28,9 +28,7 @@ class WindowDecoder:
             color_spec=nvimgcodec.ColorSpec.SRGB,
         )
 
-    def decode(
-        self, file: Any, window: tuple[int, int, int, int]
-    ) -> npt.NDArray[np.uint8] | None:
+    def decode(self, file: Any, window: tuple[int, int, int, int]) -> npt.NDArray[np.uint8] | None:
         """Return the pixels, or None: see the module.
 
         Args:

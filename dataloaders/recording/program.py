@@ -143,11 +143,19 @@ def ordered(wanted: Iterable[Node], found: dict[Node, int] | None = None) -> dic
     return found
 
 
+def mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
+    """Return ``batch`` with ``function`` applied to whatever `map_children` does not look into."""
+    if isinstance(batch, torch.Tensor) or hasattr(batch, "getbands"):
+        return function(batch)
+    made = map_children(batch, lambda child: mapped(child, function))
+    return function(batch) if made is batch else made
+
+
 def pack(
     batch: Any,
     sent: Callable[[Any], Any],
-    again: Again | None = None,
-    empty: Callable[[int], torch.Tensor] = lambda size: torch.empty(size, dtype=torch.uint8),
+    again: Again | None,
+    empty: Callable[[int], torch.Tensor],
 ) -> Any:
     """Return ``batch`` as a `RecordedBatch`, or as it is if there is no stand-in in it.
 
@@ -164,11 +172,9 @@ def pack(
         nonlocal changed
         found = sent(value)
         changed |= found is not value
-        if isinstance(found, Node):
-            return Ref(ordered([found], numbers)[found])
-        return found if isinstance(found, torch.Tensor) else map_children(found, replaced)
+        return Ref(ordered([found], numbers)[found]) if isinstance(found, Node) else found
 
-    rest = replaced(batch)
+    rest = mapped(batch, replaced)
     if not numbers:
         return rest if changed else batch
     files: dict[int, Any] = {}

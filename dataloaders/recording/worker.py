@@ -22,7 +22,7 @@ from dataloaders.batches.whole import ShowsDataset
 from dataloaders.recording import hooks, tensor
 from dataloaders.recording.context import Recorder, is_users, recorder, recording
 from dataloaders.recording.posing import posed
-from dataloaders.recording.program import Again, pack
+from dataloaders.recording.program import Again, mapped, pack
 from dataloaders.recording.ring import FileRing, segment
 from dataloaders.recording.tail import Trailing, obstacle, trailing
 from dataloaders.seeding.states import random_states_kept, restore, states_now
@@ -218,24 +218,17 @@ class _Collate:
             with recording(own):
                 return self._packed(self._collate_fn(samples), again)
         except Exception as error:
-            fetched = fetch or (lambda: _mapped(samples, _real))
+            fetched = fetch or (lambda: mapped(samples, _real))
             return self._state.for_real(before, lambda: self._collate_fn(fetched()), error)
 
     def _packed(self, batch: Any, again: Again | None) -> Any:
         if self._state.tail:
-            return _mapped(batch, _with_tail)
+            return mapped(batch, _with_tail)
         return pack(batch, _sent, again, self._memory)
 
     def _memory(self, size: int) -> torch.Tensor:
         in_ring = None if self.ring is None else self.ring.memory(size)
         return _memory(size) if in_ring is None else in_ring
-
-
-def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return ``value`` with ``function`` applied to the tensors and images in it."""
-    if isinstance(value, torch.Tensor) or hasattr(value, "getbands"):
-        return function(value)
-    return map_children(value, lambda child: _mapped(child, function))
 
 
 def _sent(value: Any) -> Any:
@@ -251,15 +244,24 @@ def _sent(value: Any) -> Any:
             if node is not None and plain:
                 return node
             image.materialise(value, "its class or info")
-    return value
+    return _real(value)
 
 
 def _real(value: Any) -> Any:
-    """Return a stand-in's tensor, or the image that it has become."""
+    """Return a stand-in's tensor, the image that it has become, or an object that holds such ones.
+
+    An object of an unknown class is sent as it is, by a thread that drops what it cannot pickle.
+    """
     if isinstance(value, tensor.Recorded):
         return tensor.materialise(value, "collation")
     if hasattr(value, "getbands"):
         value.im  # noqa: B018  # decodes
+        return value
+    for name, held in getattr(value, "__dict__", {}).items():
+        if isinstance(held, (torch.Tensor, list, tuple, dict)) or hasattr(held, "getbands"):
+            made = mapped(held, _real)
+            if isinstance(held, tensor.Recorded):
+                vars(value)[name] = made
     return value
 
 
