@@ -92,6 +92,13 @@ class Node:
             node.uses += 1
 
 
+def stacks(node: Node) -> bool:
+    """Whether ``node`` stacks all of its inputs, in their order, along a new first dimension."""
+    first, *others = (*node.args, *dict(node.kwargs).values(), None)
+    order = [Input(number) for number in range(len(node.inputs))]
+    return node.op == "torch.stack" and list(first) == order and others in ([None], [0, None])
+
+
 class Again(NamedTuple):
     """What it takes to ask the dataset for a batch again, for real.
 

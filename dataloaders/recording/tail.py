@@ -16,7 +16,7 @@ import torch
 
 from dataloaders.recording import tensor
 from dataloaders.recording.context import recorder
-from dataloaders.recording.program import Input, Node
+from dataloaders.recording.program import Node, stacks
 
 _POINTWISE = {
     *("to_tensor", "pil_to_tensor", "as_subclass"),
@@ -90,46 +90,32 @@ def makes_floats(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return isinstance(dtype, torch.dtype) and dtype.is_floating_point
 
 
-def trailing(root: Node, empty: Callable[[int], torch.Tensor]) -> Trailing | None:
-    """Return ``root`` as bytes and steps; None if it is anything but pointwise steps of images.
+def trailing(root: Node, empty: Callable[[int], torch.Tensor]) -> Trailing | str:
+    """Return ``root`` as bytes and steps; or the step that keeps it from being that.
 
     Args:
         root: an image, or a stack of images that went through equal steps.
         empty: returns uint8 memory of so many bytes.
     """
     node, steps = _chain(root)
-    images = [node]
-    if node.op == "torch.stack":
-        given = list(node.args[0]), *node.args[1:], *dict(node.kwargs).values()
-        order = [Input(number) for number in range(len(node.inputs))]
-        chains = [_chain(each) for each in node.inputs]
-        if given not in ((order,), (order, 0)) or any(each[1] != chains[0][1] for each in chains):
-            return None
-        images, steps = [image for image, _ in chains], chains[0][1] + steps
-    what = images[0].what
-    if any(each.op != "tensor" or each.what != what for each in images):
-        return None
+    stacked = stacks(node)
+    chains = [_chain(each) for each in node.inputs] if stacked else [(node, [])]
+    before, what = chains[0][1], chains[0][0].what
+    others = {image.op for image, _ in chains} - {"tensor"}
+    alike = all((image.what, own) == (what, before) for image, own in chains)
     floats = root.what.dtype.is_floating_point
-    if what.dtype is not torch.uint8 or len(what.shape) < 3 or not floats:
-        return None
+    if others or not alike or what.dtype is not torch.uint8 or len(what.shape) < 3 or not floats:
+        return min(others, default=node.op + " of unlike images" * stacked)
     values = [
-        torch.from_numpy(each.args[0]).as_strided(what.shape, each.args[-1]) for each in images
+        torch.from_numpy(image.args[0]).as_strided(what.shape, image.args[-1])
+        for image, _ in chains
     ]
-    if images[0] is node:
+    if not stacked:
         return Trailing(values[0], tuple(steps))
     pixels = empty(len(values) * values[0].numel()).view(len(values), *what.shape)
     for place, value in zip(pixels, values, strict=True):
         place.copy_(value)
-    return Trailing(pixels, tuple(steps))
-
-
-def obstacle(root: Node) -> str:
-    """Return which step keeps ``root`` from being `trailing`."""
-    node, _ = _chain(root)
-    if node.op == "torch.stack":
-        ends = {_chain(each)[0].op for each in node.inputs} - {"tensor"}
-        return min(ends, default="torch.stack of unlike images")
-    return node.op
+    return Trailing(pixels, tuple(before + steps))
 
 
 def _chain(node: Node) -> tuple[Node, list[Step]]:

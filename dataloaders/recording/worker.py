@@ -24,7 +24,7 @@ from dataloaders.recording.context import Recorder, is_users, recorder, recordin
 from dataloaders.recording.posing import posed
 from dataloaders.recording.program import Again, mapped, pack
 from dataloaders.recording.ring import FileRing, segment
-from dataloaders.recording.tail import Trailing, obstacle, trailing
+from dataloaders.recording.tail import Trailing, trailing
 from dataloaders.seeding.states import random_states_kept, restore, states_now
 
 _log = logging.getLogger(__name__)
@@ -269,14 +269,15 @@ def _with_tail(value: Any) -> Any:
     """Return a stand-in's bytes with the steps that are left, or its tensor; others as they are."""
     if not isinstance(value, tensor.Recorded):
         return _real(value)
-    found = None if value._real is not None else trailing(value._node, _memory)
-    if found is None:
-        if value._real is None and (own := recorder()) is not None:
-            own.looks.append(f"{obstacle(value._node)}, after they are made")
-        with recording(None):
-            real = tensor.materialise(value, "")
-        found = Trailing(real, ()) if real.is_floating_point() and real.ndim > 2 else real
-    return found
+    if value._real is None:
+        found = trailing(value._node, _memory)
+        if isinstance(found, Trailing):
+            return found
+        if (own := recorder()) is not None:
+            own.looks.append(f"{found}, after they are made")
+    with recording(None):
+        real = tensor.materialise(value, "")
+    return Trailing(real, ()) if real.is_floating_point() and real.ndim > 2 else real
 
 
 def _memory(size: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dataloaders.recording.program import Image, Input, Node, ordered
+from dataloaders.recording.program import Image, Input, Node, ordered, stacks
 from dataloaders.recording.tail import is_pointwise, step_of
 
 from .pointwise import Pointwise
@@ -143,12 +143,9 @@ def arguments(step: Node, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _stack(node: Node) -> Stack | None:
-    if node.op != "torch.stack" or not node.inputs:
+    if not stacks(node):
         return None
-    stacked = [Input(number) for number in range(len(node.inputs))]
     what = node.inputs[0].what
-    if list(node.args[0]) != stacked or arguments(node, ("all", "dim")).get("dim", 0) != 0:
-        return None
     if len(what) != 3 or len(what.shape) != 3 or what.shape[0] != 3:
         return None
     paths: list[list[Node]] = []
