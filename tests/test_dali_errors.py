@@ -141,6 +141,24 @@ def test_several_batches_in_a_row_that_only_the_dataset_can_make(bad, tmp_path):
     assert [int(label) for _, label in good].count(-1) == 2
 
 
+class Unknown:
+    """A batch of a class of the user's own, as in torch's documentation."""
+
+    def __init__(self, samples):
+        self.images = torch.stack([image for image, _ in samples])
+        self.apart = {"first": samples[0][0]}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_of_an_unknown_class(num_workers, tmp_path):
+    """A thread of the worker sends it: an error there would be lost, and the loop wait for ever."""
+    data = damaged(write_folder(tmp_path, format="PNG"), [wrong_inside])
+    options = {"batch_size": 2, "num_workers": num_workers, "timeout": 60 * num_workers}
+    assert len(compared(data, collate_fn=Unknown, **options)) == 2
+    batch = next(iter(DataLoader(data, 1, collate_fn=Unknown, backend="dali", device="cpu")))
+    assert type(batch.images) is torch.Tensor
+
+
 class Opens(ImageFolder):
     """Its first sample leaves something open, as of a file of all images."""
 

@@ -15,14 +15,14 @@ import torch
 import torchvision.transforms as v1
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from helpers import recorded
 from helpers.codes import CODES, MEAN, STD
 from helpers.compare import assert_same
-from helpers.recorded import Code, as_recorded, equal, is_recorded, path
+from helpers.recorded import Code, Photos, as_recorded, encoded, equal, is_recorded, path
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -110,6 +110,17 @@ def test_a_recorded_chain_is_the_datasets_own(effort: int) -> None:
         assert equal(made[0], dataset[0])
 
     check()
+
+
+def test_files_are_recorded_where_truncated_ones_are_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    files = [encoded(0), encoded(1)[:-200], encoded(2, "PNG"), encoded(3, "PNG")[:-200]]
+    dataset = Code(Photos(files, v1.Compose([v1.Resize((9, 9)), v1.ToTensor()])).__getitem__, 4)
+    made, count = as_recorded(dataset)
+    assert all(map(equal, made, [dataset[index] for index in range(4)]))
+    assert count == 2
 
 
 def test_nothing_is_recorded_with_an_older_pillow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,7 +299,8 @@ def mixed(samples: Any) -> Any:
 
 
 def stacked(samples: Any) -> Any:
-    return torch.stack([image for image, _ in samples]), [label for _, label in samples]
+    images, labels = zip(*samples, strict=True)
+    return torch.stack(tensors=images, dim=0), list(labels)
 
 
 def padded(samples: Any) -> Any:
