@@ -6,8 +6,10 @@ Pixels on the CPU are held against stock's to the bit: with fast=().
 import os
 import random
 import re
+import struct
 import threading
 import warnings
+import zlib
 from typing import Any
 
 import numpy as np
@@ -162,6 +164,30 @@ def test_values_and_strides_of_decoded_tensors():
         for name in DECODED:
             strides = name not in ("cropped", "v2 bicubic")
             assert_same(mine[name], other[name], name, strides=strides)
+
+
+def deep_png(height, width):
+    """A PNG file of 16 bits a channel, which Pillow reads and cannot write."""
+    rows = np.random.default_rng(0).bytes(height * (width * 6 + 1))
+    rows = b"".join(b"\0" + rows[n * width * 6 :][: width * 6] for n in range(height))
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
+    sealed = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(sealed)
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
+def test_a_file_of_16_bits_among_others(tmp_path):
+    """torchvision makes uint16 of it; none of the samples that are proved has one."""
+    files = [path(5 * index) for index in range(11)]
+    files[5] = str(tmp_path / "deep.png")
+    (tmp_path / "deep.png").write_bytes(deep_png(50, 60))
+    data = MapDataset(lambda index: FLOATS2[0](read_image(files[index])[:, :40, :40]), 11)
+    on_stock, on_dali = pair(data, num_workers=1)
+    assert_same(list(on_dali), list(on_stock))
 
 
 def test_images_that_are_not_made_tensors():

@@ -147,8 +147,10 @@ def header_of(encoded: bytes, formats: list[str]) -> program.Image | None:
             image = Image.open(io.BytesIO(encoded), formats=formats)
         except (OSError, ValueError):
             return None
-    plain = image.mode in ("L", "RGB") and "transparency" not in image.info
-    if not plain or not _complete(str(image.format), encoded):
+    mode, stored = image.mode, [tile[3] for tile in image.tile]
+    plain = mode in ("L", "RGB") and "transparency" not in image.info
+    eight_bits = stored in ([mode], [(mode, "")])  # others make uint16 of 16 bits
+    if not plain or not eight_bits or not _complete(str(image.format), encoded):
         return None
     return program.Image(image.mode, image.size)
 
