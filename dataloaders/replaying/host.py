@@ -21,7 +21,7 @@ from dataloaders.batches.memory import HostPool
 from dataloaders.machine.threads import limit_torch_threads
 from dataloaders.recording import program
 from dataloaders.recording.ops import run
-from dataloaders.recording.program import Node, RecordedBatch
+from dataloaders.recording.program import Node, RecordedBatch, ordered
 from dataloaders.recording.tail import planes
 
 from . import ReplayError
@@ -30,6 +30,10 @@ from .pointwise import Pointwise
 
 Job: TypeAlias = tuple[int, Callable[[], None]]
 """What a thread does, with the position in the batch that it is for."""
+
+
+_Place: TypeAlias = tuple[int, Row, Pointwise, Tensor]
+"""A row, its position in its stack, and what its last pass fills."""
 
 
 class Decoder(Protocol):
@@ -103,19 +107,15 @@ class HostReplay:
 
     def stacks(self, stacks: Iterable[Stack], known: dict[Node, Any]) -> list[Job]:
         """Return jobs that put ``stacks`` into ``known``."""
-        jobs: list[Job] = []
+        groups: dict[Node, list[_Place]] = {}  # by file, whose views have first steps in common
         for stack in stacks:
             tail = stack.pointwise()
             shape = len(stack.rows), *stack.node.inputs[0].what.shape
             out = known[stack.node] = self._pool.empty(shape, tail.dtype)
-            groups: dict[Node, list[tuple[int, Row]]] = {}  # views of one file have first steps
-            for place, row in enumerate(stack.rows):  # in common
-                groups.setdefault(row.head.source if row.head else row.last, []).append(
-                    (place, row)
-                )
-            for rows in groups.values():
-                jobs.append((rows[0][0], partial(self._fill, rows, tail, out)))
-        return jobs
+            for place, row in enumerate(stack.rows):
+                source = next(iter(ordered([row.image])))
+                groups.setdefault(source, []).append((place, row, tail, out))
+        return [(rows[0][0], partial(self._fill, rows)) for rows in groups.values()]
 
     def values(self, nodes: Iterable[Node], known: dict[Node, Any]) -> list[Job]:
         """Return jobs that put what ``nodes`` make into ``known``."""
@@ -126,9 +126,9 @@ class HostReplay:
 
         return [(place, partial(job, node)) for place, node in enumerate(nodes)]
 
-    def _fill(self, rows: Sequence[tuple[int, Row]], tail: Pointwise, out: Tensor) -> None:
+    def _fill(self, rows: Sequence[_Place]) -> None:
         shared: dict[Node, Any] = {}
-        for place, row in rows:
+        for place, row, tail, out in rows:
             tail(self._image(row, shared), out[place])
             if row.last is not row.done:  # such as an erased box
                 done = out[place].clone()
@@ -149,9 +149,10 @@ class HostReplay:
             made = None if head.node in known else self._made(head)
             if made is not None:
                 known[head.node] = _as_recorded(made, head)
-                if head.node.uses > 1:
-                    shared[head.node] = known[head.node]
-        return run([node], known)[0]
+        kept = [each for each in ordered([node], dict.fromkeys(known, 0)) if each.uses > 1]
+        value, *others = run([node, *kept], known)
+        shared.update(zip(kept, others, strict=True))
+        return value
 
     def _made(self, head: Head) -> Any:
         """Return uint8 [H, W, 3], or Pillow's image; None: Pillow has to decode the file."""
