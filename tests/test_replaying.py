@@ -68,6 +68,17 @@ def test_only_windows_are_decoded_and_each_view_has_its_own(replay):
     assert not {shape[:2] for shape in replay.decoder.shapes} & set(SIDES)
 
 
+def test_views_of_a_file_that_is_decoded_whole_share_its_pixels(replay, monkeypatch):
+    opened, (factory, accepts) = [], Image.OPEN["PNG"]
+    monkeypatch.setitem(Image.OPEN, "PNG", (lambda *of: opened.append(of) or factory(*of), accepts))
+    view = v1.Compose([v1.RandomResizedCrop(24), v1.ToTensor()])
+    files = [saved(smooth(seed, *sides), "PNG") for seed, sides in enumerate(SIDES)]
+    stock, recorded = both(Photos(files, lambda image: (view(image), view(image))))
+    opened.clear()
+    assert_same(replay.apply(recorded), stock)
+    assert len(opened) == len(files)
+
+
 PART, ALL = (5, 3, 36, 43), (0, 0, 83, 61)
 
 
