@@ -150,8 +150,7 @@ def _tensor(
     data: Any, shape: tuple[int, ...], dtype: torch.dtype, flavour: str, strides: tuple[int, ...]
 ) -> torch.Tensor:
     flat = torch.frombuffer(bytearray(data), dtype=dtype) if len(data) else torch.empty(0)
-    made = flat.to(dtype).as_strided(shape, strides)
-    return made if flavour == "Tensor" else _as_subclass(made, flavour)
+    return as_flavour(flat.to(dtype).as_strided(shape, strides), flavour)
 
 
 def _decode(data: Any, function: str, *args: Any) -> Any:
@@ -166,10 +165,12 @@ def _decode(data: Any, function: str, *args: Any) -> Any:
     return operator(torch.frombuffer(bytearray(data), dtype=torch.uint8), *args)
 
 
-def _as_subclass(tensor: torch.Tensor, flavour: str) -> Any:
-    if flavour == "Tensor":
-        return tensor.as_subclass(torch.Tensor)
-    return tensor.as_subclass(_attribute("torchvision.tv_tensors", flavour))
+def as_flavour(tensor: torch.Tensor, flavour: str) -> Any:
+    """Return ``tensor`` as one of ``flavour``: see `program.Tensor`."""
+    plain = flavour == "Tensor"
+    return tensor.as_subclass(
+        torch.Tensor if plain else _attribute("torchvision.tv_tensors", flavour)
+    )
 
 
 DECODERS: dict[str, Any] = {}
@@ -180,5 +181,5 @@ _OWN: dict[str, Callable[..., Any]] = {
     "array": _array,
     "tensor": _tensor,
     "decode": _decode,
-    "as_subclass": _as_subclass,
+    "as_subclass": as_flavour,
 }

@@ -21,7 +21,7 @@ import torch
 
 from dataloaders.recording import program
 from dataloaders.recording.context import CONTAINERS, Unrecordable, frozen, map_inner, recorder
-from dataloaders.recording.ops import run_now, substituted, writes
+from dataloaders.recording.ops import as_flavour, run_now, substituted, writes
 from dataloaders.recording.posing import posed, posing
 from dataloaders.recording.program import Input, Node
 
@@ -151,11 +151,7 @@ def materialise(tensor: Any, why: str = "its values") -> Any:
 
 @functools.cache
 def _class(flavour: str) -> Any:
-    if flavour == "Tensor":
-        return posing(Recorded, torch.Tensor)
-    from torchvision import tv_tensors
-
-    return posing(Recorded, getattr(tv_tensors, flavour))
+    return posing(Recorded, type(as_flavour(torch.empty(0), flavour)))
 
 
 def _reals(value: Any, why: str) -> tuple[Any, dict[int, Any]]:

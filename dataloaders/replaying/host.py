@@ -20,7 +20,7 @@ from torch.nn import functional
 from dataloaders.batches.memory import HostPool
 from dataloaders.machine.threads import limit_torch_threads
 from dataloaders.recording import program
-from dataloaders.recording.ops import run
+from dataloaders.recording.ops import as_flavour, run
 from dataloaders.recording.program import Node, RecordedBatch, ordered
 from dataloaders.recording.tail import planes
 
@@ -238,9 +238,5 @@ def _as_recorded(made: Any, head: Head) -> Any:
         from PIL import Image
 
         return Image.fromarray(made.numpy()) if isinstance(made, Tensor) else made
-    made = (made if isinstance(made, Tensor) else torch.from_numpy(np.array(made))).permute(2, 0, 1)
-    if what.flavour == "Tensor":
-        return made
-    from torchvision import tv_tensors
-
-    return made.as_subclass(getattr(tv_tensors, what.flavour))
+    made = made if isinstance(made, Tensor) else torch.from_numpy(np.array(made))
+    return as_flavour(made.permute(2, 0, 1), what.flavour)

@@ -159,11 +159,11 @@ def _stack(node: Node) -> Stack | None:
         paths.append(path[::-1])
     tail: list[Node] = []  # what all begin with
     for steps in zip(*(path[1:] for path in paths), strict=False):
-        if not all(is_pointwise(step) and _alike(step, steps[0]) for step in steps):
+        if not all(is_pointwise(each) and step_of(each) == step_of(steps[0]) for each in steps):
             break
         tail.append(steps[0])
     rows = [Row(path[0], *_chain(path[0]), path[-1], path[len(tail)]) for path in paths]
-    if any(row.last.what != what or not _like(row.done.what, what) for row in rows):
+    if any(row.last.what != what or row.done.what[:2] != what[:2] for row in rows):
         return None
     return Stack(node, rows, tail)
 
@@ -173,15 +173,6 @@ def _is_bytes(node: Node) -> bool:
     if isinstance(what, Image):
         return what.mode == "RGB"
     return what.dtype is torch.uint8 and len(what.shape) == 3 and what.shape[0] == 3
-
-
-def _like(what: Any, other: Any) -> bool:
-    """Whether both are tensors of one dtype and size."""
-    return len(what) == 3 and what[:2] == other[:2]
-
-
-def _alike(one: Node, other: Node) -> bool:
-    return (one.op, one.args, one.kwargs) == (other.op, other.args, other.kwargs)
 
 
 def _chain(image: Node) -> tuple[Head | None, list[Node]]:

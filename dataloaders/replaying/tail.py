@@ -15,6 +15,7 @@ import torch
 from dataloaders.backend import Remainder, Specification
 from dataloaders.batches.tree import Batch, map_children
 from dataloaders.errors import BackendUnavailable
+from dataloaders.recording.ops import as_flavour
 from dataloaders.recording.tail import Trailing
 from dataloaders.recording.worker import recording_changes
 from dataloaders.specification import view_of
@@ -126,12 +127,7 @@ class DeviceTail(Remainder):
         tail = Pointwise(steps, pixels.shape[-3])
         out = empty_like(pixels, dtype=self._dtype or tail.dtype)
         tail(pixels.as_subclass(torch.Tensor), out)
-        flavour = steps[-1].flavour
-        if flavour == "Tensor" or pixels.ndim == 4:
-            return out
-        from torchvision import tv_tensors
-
-        made: torch.Tensor = out.as_subclass(getattr(tv_tensors, flavour))
+        made: torch.Tensor = as_flavour(out, "Tensor" if pixels.ndim == 4 else steps[-1].flavour)
         return made
 
 
