@@ -149,13 +149,23 @@ class Unknown:
         self.apart = {"first": samples[0][0]}
 
 
+class Attributes(dict):
+    """A dict whose keys are attributes, as many write it."""
+
+    __getattr__ = dict.get
+
+    def __init__(self, samples):
+        super().__init__(vars(Unknown(samples)))
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_batch_of_an_unknown_class(num_workers, tmp_path):
+@pytest.mark.parametrize("collate_fn", [Unknown, Attributes])
+def test_a_batch_of_a_class_of_the_users_own(num_workers, collate_fn, tmp_path):
     """A thread of the worker sends it: an error there would be lost, and the loop wait for ever."""
     data = damaged(write_folder(tmp_path, format="PNG"), [wrong_inside])
     options = {"batch_size": 2, "num_workers": num_workers, "timeout": 60 * num_workers}
-    assert len(compared(data, collate_fn=Unknown, **options)) == 2
-    batch = next(iter(DataLoader(data, 1, collate_fn=Unknown, backend="dali", device="cpu")))
+    assert len(compared(data, collate_fn=collate_fn, **options)) == 2
+    batch = next(iter(DataLoader(data, 1, collate_fn=collate_fn, backend="dali", device="cpu")))
     assert type(batch.images) is torch.Tensor
 
 

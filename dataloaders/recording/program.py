@@ -28,6 +28,7 @@ and ``tensor.`` operations all of them do.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -150,9 +151,15 @@ def ordered(wanted: Iterable[Node], found: dict[Node, int] | None = None) -> dic
     return found
 
 
+def is_image(value: Any) -> bool:
+    """Whether ``value`` is one of Pillow's images, or a stand-in; Pillow is not imported."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
 def mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
     """Return ``batch`` with ``function`` applied to whatever `map_children` does not look into."""
-    if isinstance(batch, torch.Tensor) or hasattr(batch, "getbands"):
+    if isinstance(batch, torch.Tensor):
         return function(batch)
     made = map_children(batch, lambda child: mapped(child, function))
     return function(batch) if made is batch else made

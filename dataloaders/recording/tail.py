@@ -16,7 +16,7 @@ import torch
 
 from dataloaders.recording import tensor
 from dataloaders.recording.context import recorder
-from dataloaders.recording.program import Node, stacks
+from dataloaders.recording.program import Node, is_image, stacks
 
 _POINTWISE = {
     *("to_tensor", "pil_to_tensor", "as_subclass"),
@@ -129,7 +129,7 @@ def _chain(node: Node) -> tuple[Node, list[Step]]:
 
 def planes(image: Any) -> Any:
     """Return a copy of the bytes that ToTensor scales, [C, H, W]; None if it scales none."""
-    if not isinstance(image, np.ndarray) and not hasattr(image, "getbands"):
+    if not isinstance(image, np.ndarray) and not is_image(image):
         return None
     if getattr(image, "mode", "") == "RGB" and all(image.size):  # quicker than to turn an array
         bytes_ = bytearray().join([image.tobytes("raw", band) for band in "RGB"])

@@ -22,7 +22,7 @@ from dataloaders.batches.whole import ShowsDataset
 from dataloaders.recording import hooks, tensor
 from dataloaders.recording.context import Recorder, is_users, recorder, recording
 from dataloaders.recording.posing import posed
-from dataloaders.recording.program import Again, mapped, pack
+from dataloaders.recording.program import Again, is_image, mapped, pack
 from dataloaders.recording.ring import FileRing, segment
 from dataloaders.recording.tail import Trailing, trailing
 from dataloaders.seeding.states import random_states_kept, restore, states_now
@@ -235,7 +235,7 @@ def _sent(value: Any) -> Any:
     """Return the step of a stand-in, if replaying it gives all there is; else the value itself."""
     if isinstance(value, tensor.Recorded):
         return value._node if value._real is None else value._real
-    if hasattr(value, "getbands"):
+    if is_image(value):
         from dataloaders.recording import image
 
         if isinstance(value, image.Recorded):
@@ -254,11 +254,11 @@ def _real(value: Any) -> Any:
     """
     if isinstance(value, tensor.Recorded):
         return tensor.materialise(value, "collation")
-    if hasattr(value, "getbands"):
+    if is_image(value):
         value.im  # noqa: B018  # decodes
         return value
     for name, held in getattr(value, "__dict__", {}).items():
-        if isinstance(held, (torch.Tensor, list, tuple, dict)) or hasattr(held, "getbands"):
+        if isinstance(held, (torch.Tensor, list, tuple, dict)) or is_image(held):
             made = mapped(held, _real)
             if isinstance(held, tensor.Recorded):
                 vars(value)[name] = made
