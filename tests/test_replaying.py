@@ -113,6 +113,16 @@ def test_the_first_steps_of_an_image_are_one_window_size_and_flip(make, head):
     assert (found.by, found.by_pillow) == (2, found.size is not None)
 
 
+def test_images_that_are_concatenated_are_made_one_by_one(replay):
+    """Else one thread would make the batch."""
+    photos = Photos(FILES, v1.Compose([v1.RandomCrop(32), v1.ToTensor()]))
+    stock, recorded = both(photos, lambda images: torch.cat([x[None] for x in images]) * 2)
+    assert_same(replay.apply(recorded), stock)
+    apart = []
+    program.filled(recorded, lambda wanted: apart.extend(plan.plan(wanted)[1]) or wanted)
+    assert len(apart) == len(FILES)
+
+
 def test_a_file_that_fails_is_named_and_leaves_the_others_alone(replay):
     stock, recorded = both(Photos(FILES, v1.Compose([v1.RandomCrop(32), v1.ToTensor()])))
     files = recorded.files.clone()

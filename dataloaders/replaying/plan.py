@@ -32,6 +32,9 @@ _FLIPS = {
 _SAME = ("pil_to_tensor", "as_subclass", "v2.to_dtype")
 """Steps that make bytes of bytes, the same ones."""
 
+_MOST_IN_A_SAMPLE = 4
+"""Files; a step that takes more of them, such as torch.cat, is one of collation."""
+
 _CROP = ("top", "left", "height", "width")
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "crop": _CROP,
@@ -110,11 +113,18 @@ def plan(wanted: Iterable[Node]) -> tuple[list[Stack], list[Node]]:
         stack = _stack(node)
         if stack is not None:
             stacks.append(stack)
-        elif any(each.op == "torch.stack" for each in ordered([node])):
+        elif _is_of_samples(node):
             pending.extend(node.inputs)
         elif node.op != "tensor":
             apart.append(node)
     return stacks, apart
+
+
+def _is_of_samples(node: Node) -> bool:
+    """Whether ``node`` takes several samples, which are made at the same time."""
+    needed = ordered([node])
+    files = sum(not each.inputs and each.op != "tensor" for each in needed)
+    return files > _MOST_IN_A_SAMPLE or any(each.op == "torch.stack" for each in needed)
 
 
 def heads_of(node: Node) -> list[Head]:
