@@ -148,7 +148,7 @@ def _array(data: Any, shape: tuple[int, ...], typestr: str, mode: str) -> Any:
 
 def _tensor(
     data: Any, shape: tuple[int, ...], dtype: torch.dtype, flavour: str, strides: tuple[int, ...]
-) -> torch.Tensor:
+) -> Any:
     flat = torch.frombuffer(bytearray(data), dtype=dtype) if len(data) else torch.empty(0)
     return as_flavour(flat.to(dtype).as_strided(shape, strides), flavour)
 

@@ -151,7 +151,8 @@ def materialise(tensor: Any, why: str = "its values") -> Any:
 
 @functools.cache
 def _class(flavour: str) -> Any:
-    return posing(Recorded, type(as_flavour(torch.empty(0), flavour)))
+    kind: Any = type(as_flavour(torch.empty(0), flavour))
+    return posing(Recorded, kind)
 
 
 def _reals(value: Any, why: str) -> tuple[Any, dict[int, Any]]:
