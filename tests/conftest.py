@@ -93,6 +93,12 @@ def workers_end_fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return where a cache may be built."""
+    return tmp_path / "a.h5"
+
+
+@pytest.fixture
 def cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return an empty folder for caches and for what is learned."""
     monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))

@@ -1,7 +1,5 @@
 """What the check corrects in blocks before it compares arms: exact figures from given segments."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

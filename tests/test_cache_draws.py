@@ -40,11 +40,6 @@ def drawing(draw, at, *, shown=False):
     return Made(sample, SIZE)
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "a.h5"
-
-
 @pytest.mark.parametrize("name", DRAWS)
 def test_one_draw_without_effect_anywhere_in_the_build(name, path):
     draw, generator = DRAWS[name]

@@ -109,11 +109,6 @@ def copy(tmp_path, photos):
     return shutil.copytree(photos, tmp_path / "copy")
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "a.h5"
-
-
 def make(dataset, path, images=None, **options):
     return precompute(dataset, path, images=images, **{"num_workers": 0, **options})
 

@@ -47,11 +47,6 @@ CASES = {
 }
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "a.h5"
-
-
 def make(dataset, path, **options):
     return precompute(dataset, path, **{"num_workers": 0, **options})
 

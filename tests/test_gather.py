@@ -1,7 +1,5 @@
 """The gather: torch's batches and generator states, to the bit."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

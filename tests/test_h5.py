@@ -595,8 +595,7 @@ def test_another_head_more_samples_and_another_dataset_are_another_cache(tmp_pat
 
 
 def test_samples_that_were_left_out_have_no_row(tmp_path):
-    partly = Made(int, 5)
-    partly.failing = frozenset([3])
+    partly = Made(int, 5, failing={3})
     precompute(partly, tmp_path / "a.h5", num_workers=0, on_error="skip")
     with pytest.raises(CacheError, match="left out 1 samples"):
         list(DataLoader(partly, 4, backend=H5(tmp_path / "a.h5")))

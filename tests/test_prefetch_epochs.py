@@ -1,7 +1,5 @@
 """Order, random states and workers' random streams are torch's, epoch after epoch."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

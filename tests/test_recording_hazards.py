@@ -1,7 +1,5 @@
 """What could go wrong with stand-ins: each hazard run as it is and recorded, on five images."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import copy
 import functools

@@ -1,7 +1,5 @@
 """tune() on real loaders: trials, errors, and that it leaves loader and random states alone."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """``dataloaders tune --backends SCRIPT``, and ``backend="auto"``, which uses what it learned."""
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """The search of tune(): which settings it tries and chooses, on given rates."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -67,21 +67,21 @@ SAMPLES: dict[str, Callable[[int], Any]] = {
 
 
 class MapDataset(Dataset[Any]):
-    """``sample(index)`` for each index; ``sample`` may be the name of one of `SAMPLES`.
+    """``sample(index)`` for each index: a function, the name of one of `SAMPLES`, or a method.
 
     Attributes:
         failing: the indices whose samples raise.
         log: a file to which the index of each sample that is read is written.
     """
 
+    sample: Any
+    size: int = SIZE
     failing: Collection[int] = ()
     log: Path | None = None
 
-    def __init__(
-        self, sample: Callable[[int], Any] | str, /, size: int = SIZE, **attributes: Any
-    ) -> None:
-        self.sample: Any = sample
-        self.size = size
+    def __init__(self, sample: Any = None, /, size: int | None = None, **attributes: Any) -> None:
+        given = {"sample": sample, "size": size}
+        vars(self).update({name: value for name, value in given.items() if value is not None})
         vars(self).update(attributes)
 
     def __len__(self) -> int:
@@ -106,17 +106,16 @@ class MapDataset(Dataset[Any]):
 class Made(MapDataset):
     """A longer `MapDataset`."""
 
-    def __init__(
-        self, sample: Callable[[int], Any] | str, /, size: int = NUMBERED, **attributes: Any
-    ) -> None:
-        super().__init__(sample, size, **attributes)
+    size = NUMBERED
 
 
 class Numbered(MapDataset):
     """Samples with fixed and variable columns, and None."""
 
-    def __init__(self, size: int = NUMBERED, *, log: Path | None = None, shift: int = 0) -> None:
-        self.size, self.log, self.shift = size, log, shift
+    shift = 0
+
+    def __init__(self, size: int = NUMBERED, **attributes: Any) -> None:
+        super().__init__(None, size, **attributes)
 
     def sample(self, index: int) -> Any:
         values = np.random.default_rng(index + self.shift)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import struct
-import tracemalloc
 from collections.abc import Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -17,10 +16,11 @@ import pytest
 from dataloaders.cache import CachedDataset, verify
 from dataloaders.errors import CacheError
 
+from .processes import takes_less_than
+
 # As docs/cache-format.md has them.
 HEADER = 64
 BLOCK = 1 << 16  # of which there is a checksum
-SMALLEST_BLOCK = 4096
 MOST_ROWS = 22
 
 
@@ -84,15 +84,11 @@ def said_of(
 ) -> set[str]:
     """Read and verify everything in ``data`` in at most ``most`` bytes; return the messages."""
     path.write_bytes(data)
-    tracemalloc.start()
-    try:
+    with takes_less_than(most):
         for damage in verify(path):
             assert len(damage.what) < 3000
             assert damage.shard or 0 <= damage.offset <= damage.offset + damage.bytes <= len(data)
         found = set(_errors(path, rows))
-        assert tracemalloc.get_traced_memory()[1] < most
-    finally:
-        tracemalloc.stop()
     assert all(len(text) < 3000 and text.isprintable() for text in found), found
     return found
 

@@ -10,7 +10,9 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Mapping
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,6 +146,17 @@ def open_files() -> int:
             thread.join(0.5)
     gc.collect()
     return int(psutil.Process().num_fds())
+
+
+@contextmanager
+def takes_less_than(nbytes: int) -> Iterator[None]:
+    """Assert that Python and NumPy take less than so many bytes inside."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < nbytes
+    finally:
+        tracemalloc.stop()
 
 
 def becomes_true(condition: Callable[[], object], seconds: float = 20) -> bool:

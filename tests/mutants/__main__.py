@@ -4,8 +4,6 @@ python tests/mutants [MODULE ...] [--sample N] [--renew]
 python tests/mutants --broken [NAME ...]
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
