@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from torchvision.transforms.functional import InterpolationMode
@@ -25,12 +24,11 @@ from dataloaders.cache import CachedDataset, Encoded, estimate, precompute, veri
 from dataloaders.cache.sample.encoding import encoded
 from dataloaders.cache.sample.leaf import fits, value_of
 from dataloaders.cache.sample.sample import split
-from dataloaders.cli import main
 from dataloaders.errors import CacheError, OptionError
 from helpers.cached import MODES, assert_all_equal, build_of_bytes, kinds, stored_file
 from helpers.compare import assert_same, bits
 from helpers.datasets import Made
-from helpers.pictures import smooth
+from helpers.pictures import exif, saved, smooth
 
 SIZE = 6
 NEAREST = InterpolationMode.NEAREST
@@ -42,17 +40,17 @@ KEPT = {
 FLOATS = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
 
 
-class Photos(Dataset):
+class Photos(Made):
     """A picture, a mask of two modes and a number, from memory."""
 
-    def __init__(self, *members, mode="RGB", size=SIZE):
-        self.transform = v2.Compose(list(members)) if members else None
-        self.mode, self.size = mode, size
+    size, mode, transform = SIZE, "RGB", None
 
-    def __len__(self):
-        return self.size
+    def __init__(self, *members, **said):
+        super().__init__(**said)
+        if members:
+            self.transform = v2.Compose(list(members))
 
-    def __getitem__(self, index):
+    def sample(self, index):
         image = smooth(index, 24 + index).convert(self.mode if index == 2 else "RGB")
         if self.transform is not None:
             image = self.transform(image)
@@ -60,18 +58,12 @@ class Photos(Dataset):
         return {"image": image, "mask": mask, "label": index}
 
 
-class Masks(Dataset):
+class Masks(Made):
     """A picture and a mask with a palette, as VOCSegmentation gives them."""
 
-    colour = 0
+    size, colour, transform, target_transform = SIZE, 0, None, None
 
-    def __init__(self, transform=None, target_transform=None):
-        self.transform, self.target_transform = transform, target_transform
-
-    def __len__(self):
-        return SIZE
-
-    def __getitem__(self, index):
+    def sample(self, index):
         height = 24 + index % 2
         y, x = np.mgrid[:height, :30]
         indices = ((x // 7 + y // 5 + index) % 5).astype(np.uint8)
@@ -92,12 +84,10 @@ class Masks(Dataset):
 def photos(tmp_path_factory):
     """Two classes of three files, of several formats; some are to be turned by their EXIF."""
     folder = tmp_path_factory.mktemp("photos")
-    exif = Image.Exif()
-    exif[0x0112] = 6
     for number in range(SIZE):
         kind = folder / f"class{number % 2}"
         kind.mkdir(exist_ok=True)
-        suffix, options = ("jpg", {"exif": exif}) if number < 4 else ("png", {})
+        suffix, options = ("jpg", {"exif": exif()}) if number < 4 else ("png", {})
         image = smooth(number, 24 + number, mode="L" if number == 3 else "RGB")
         image.save(kind / f"{number}.{suffix}", **options)
     return folder
@@ -293,8 +283,8 @@ def indices(image):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_masks_are_those_of_stock(path, workers, workers_end_fast):
     dataset = Masks(
-        v2.Compose([v2.CenterCrop(20), v2.RandomCrop(16), *FLOATS]),
-        v2.Compose([v2.Resize(22, NEAREST), v2.RandomCrop(16), indices]),
+        transform=v2.Compose([v2.CenterCrop(20), v2.RandomCrop(16), *FLOATS]),
+        target_transform=v2.Compose([v2.Resize(22, NEAREST), v2.RandomCrop(16), indices]),
     )
     options = {"batch_size": 4, "shuffle": True, "num_workers": workers, "seed": 5}
     ours, theirs = (DataLoader(dataset, backend=each, **options) for each in (H5(path), "stock"))
@@ -398,12 +388,6 @@ def png(width, height, mode=2, data=b""):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
-def saved(image, name):
-    file = io.BytesIO()
-    image.save(file, name)
-    return file.getvalue()
-
-
 COLOUR = saved(smooth(0), "PNG")
 
 
@@ -454,24 +438,3 @@ def test_what_the_backend_says(path, photos, tmp_path):
         next(iter(DataLoader(dataset, backend=H5(path, images="png"))))
     with pytest.raises(OptionError, match="images='gif'"):
         H5(images="gif")
-
-
-# On the command line
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("packed", "built from images: packed"),
-        ("jpeg --quality 70 --max-side 20", "built from images: jpeg, quality 70, max_side 20"),
-        ("webp", "built from images: webp"),
-        ("gif", "images='gif' (--images): it must be"),
-        ("packed --max-side 9", "format must be 'jpeg', 'png' or 'webp'"),
-        ("png --quality 80", "png is stored without loss"),
-    ],
-)
-def test_files_from_the_command_line(capfd, path, photos, words, told):
-    given = ["cache", "build", str(photos), str(path), "--workers", "0", "--images", *words.split()]
-    built = main(given) == 0 == main(["cache", "info", str(path)])
-    assert built == told.startswith("built from")
-    assert told in "".join(capfd.readouterr())

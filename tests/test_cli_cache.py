@@ -19,6 +19,7 @@ from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cli.cache_options import FLAGS, add_parsers
 from dataloaders.cli.photos import make_photos
 from helpers.cached import spoil
+from helpers.photos import write_folder
 
 DATA = """
 import torch
@@ -248,6 +249,24 @@ def test_an_option_that_cannot_be_is_named_as_it_was_given(command, name, words)
     done = command("build", "squares_data.py:squares", "x.h5", *words)
     assert done.status == 2
     assert re.search(rf"{name}=.* \({FLAGS[name]}\)", done.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--images packed", "images: packed"),
+        ("--images jpeg --quality 70 --max-side 20", "images: jpeg, quality 70, max_side 20"),
+        ("--compress zstd --level 9", "compress: zstd, level 9"),
+        ("--images packed --max-side 9", None),
+        ("--images png --quality 80", None),
+        ("--level 9", None),
+    ],
+)
+def test_how_values_are_stored_stands_in_the_file(command, words, told):
+    write_folder(Path("photos"), 3)
+    status = build(command, "photos", "x.h5", *words.split()).status
+    assert status == (2 if told is None else 0)
+    assert told is None or f"built from {told}" in command("info", "x.h5").out
 
 
 def test_all_messages_name_options_by_the_table():
