@@ -16,7 +16,8 @@ from dataloaders.cache import precompute
 from dataloaders.errors import CacheError
 from helpers.cached import Point, assert_all_equal, seeded
 from helpers.compare import assert_same
-from helpers.pictures import smooth
+from helpers.datasets import Made
+from helpers.pictures import exif, smooth
 
 SIZE = 6
 
@@ -121,11 +122,11 @@ def test_uint8_stays_uint8_and_the_users_dataset_as_it_is(photos, build):
     assert dataset.transform.transforms == members
 
 
-TRAIN = v1.Compose([v1.Resize(20), v1.RandomCrop(16), v1.ToTensor()])
-
-
 def train():
     return v1.Compose([v1.Resize(20), v1.RandomCrop(16), v1.ToTensor()])
+
+
+TRAIN = train()
 
 
 class Wrapped(Dataset):
@@ -243,16 +244,12 @@ def test_a_transform_that_was_replaced_is_the_only_one(photos, build):
 # What cannot be cut is kept whole, and must then be the same each time
 
 
-class Joint(Dataset):
+class Joint(Made):
     """As VisionDataset with transforms=: image and target go through it together."""
 
-    def __init__(self, *members):
-        self.transforms = v2.Compose(list(members))
+    size = 4
 
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
+    def sample(self, index):
         return self.transforms(smooth(index, 12, 12), torch.tensor([index]))
 
 
@@ -290,27 +287,22 @@ def repeated(text):
     return text * int(torch.randint(1, 4, ()))
 
 
-class Texts(Dataset):
+class Texts(Made):
     """A sample is one leaf of JSON, of which the transform's value is a part."""
 
-    def __init__(self):
-        self.transform = v1.Compose([repeated])
-
-    def __len__(self):
-        return SIZE
-
-    def __getitem__(self, index):
+    def sample(self, index):
         return [self.transform("ab" * index), 3]
 
 
 def test_a_part_of_a_leaf_is_finished_live(build):
-    cached = build(Texts())
+    texts = Texts(size=SIZE, transform=v1.Compose([repeated]))
+    cached = build(texts)
     assert cached.index.tail
-    assert_all_equal(cached, Texts())
+    assert_all_equal(cached, texts)
 
 
 def test_joint_transforms_are_kept_whole(build):
-    dataset = Joint(v2.Resize(10), v2.ToImage())
+    dataset = Joint(transforms=v2.Compose([v2.Resize(10), v2.ToImage()]))
     cached = build(dataset)
     assert cached.index.head[0] == "Resize(size=[10], interpolation=bilinear, antialias=True)"
     assert cached.index.tail == ()
@@ -319,7 +311,7 @@ def test_joint_transforms_are_kept_whole(build):
 
 CANNOT = {
     "joint": (
-        lambda photos: Joint(v2.RandomCrop(8), v2.ToImage()),
+        lambda photos: Joint(transforms=v2.Compose([v2.RandomCrop(8), v2.ToImage()])),
         "Joint draws random numbers: .*sample 0 read twice differs in the values of '0' .*the "
         "transform is called with 2 values",
     ),
@@ -370,10 +362,8 @@ def test_a_sample_that_differs_from_those_that_were_tried_is_an_error(build):
 
 def test_an_image_whose_exif_own_code_might_look_at_is_an_error(tmp_path, build):
     (tmp_path / "photos" / "class0").mkdir(parents=True)
-    exif = Image.Exif()
-    exif[0x0112] = 6
     for number in range(10):
-        options = {"exif": exif} if number == 2 else {}
+        options = {"exif": exif()} if number == 2 else {}
         image = Image.new("RGB", (20, 10 + number))
         image.save(tmp_path / "photos" / "class0" / f"{number}.jpg", **options)
     own = ImageFolder(tmp_path / "photos", v1.Compose([small, v1.ToTensor()]))

@@ -46,10 +46,6 @@ def shards(folder):
     return sorted((folder / "a.parts").glob("*.h5"))
 
 
-def all_bits(samples):
-    return [bits(sample) for sample in samples]
-
-
 # The same rows as one file's
 
 
@@ -71,10 +67,9 @@ def test_any_samples_in_any_number_of_shards(tmp_path_factory, samples, of):
     try:
         joined(folder, samples, of, path.name)
         assert str(folder).encode() not in path.read_bytes()
-        cached, wanted = CachedDataset(path), all_bits(samples)
-        assert all_bits(cached) == wanted
-        backwards = range(len(samples) - 1, -1, -1)
-        assert all_bits(cached.__getitems__(backwards)) == wanted[::-1]
+        cached, backwards = CachedDataset(path), range(len(samples) - 1, -1, -1)
+        assert bits(list(cached)) == bits(samples)
+        assert bits(cached.__getitems__(backwards)) == bits(samples[::-1])
         assert verify(path) == []
         build(one, samples, fingerprint={"length": len(samples)})
         merge(path, folder / "m.h5")

@@ -30,7 +30,7 @@ def text(index):
 )
 def test_rows_and_checksums(name, sample):
     cached = CachedDataset(FILES / name)
-    assert [bits(each) for each in cached] == [bits(sample(index)) for index in range(6)]
+    assert bits(list(cached)) == bits(list(map(sample, range(6))))
     assert verify(FILES / name) == []
 
 
@@ -39,12 +39,10 @@ def test_a_joined_file_has_its_shards_beside_it(tmp_path):
         shutil.copy(file, tmp_path)
     cached = CachedDataset(tmp_path / "joined.h5")
     assert [shard.name for shard in cached.shards] == [
-        "joined.00000-of-00002.h5", "joined.00001-of-00002.h5",
-    ]  # fmt: skip
-    merge(tmp_path / "joined.h5", tmp_path / "one.h5")
-    assert [bits(each) for each in CachedDataset(tmp_path / "one.h5")] == [
-        bits(each) for each in cached
+        f"joined.0000{n}-of-00002.h5" for n in (0, 1)
     ]
+    merge(tmp_path / "joined.h5", tmp_path / "one.h5")
+    assert bits(list(CachedDataset(tmp_path / "one.h5"))) == bits(list(cached))
     cached.shards[1].unlink()
     with pytest.raises(CacheError, match=r"joined\.00001-of-00002\.h5 of the cache .* is missing"):
         CachedDataset(tmp_path / "joined.h5")

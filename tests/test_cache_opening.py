@@ -3,7 +3,6 @@
 import ast
 import multiprocessing
 import os
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers import warm
 from helpers.datasets import Made
-from helpers.processes import run_script
+from helpers.processes import run_script, takes_less_than
 
 
 class Pictures(Dataset[Any]):
@@ -217,12 +216,8 @@ def test_without_a_path_what_a_dataset_holds_is_not_copied(opened_before, size, 
     dataset = Files(folder)
     dataset.held = np.zeros(size, np.uint8)
     opened(dataset)
-    tracemalloc.start()
-    try:
+    with takes_less_than(30 << 20):
         assert bool(opened(dataset)[1]) == is_read
-        assert tracemalloc.get_traced_memory()[1] < 30 << 20
-    finally:
-        tracemalloc.stop()
 
 
 def another_file(folder):
