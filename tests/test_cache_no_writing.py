@@ -5,10 +5,8 @@ Python's audit hooks tell; what they cannot see, HDF5's own library, is not load
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from dataloaders.cache import precompute
@@ -38,19 +36,17 @@ def forbid():
 """
 
 
-class Pictures(Dataset[Any]):
+class Pictures(Made):
     """Images of one size, and what is random behind them."""
 
-    classes = ("even", "odd")
+    classes, size = ("even", "odd"), 12
 
     def __init__(self):
         steps = [v2.Resize((20, 24)), v2.RandomCrop(16), v2.RandomHorizontalFlip()]
-        self.transform = v2.Compose([*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+        floats = v2.ToImage(), v2.ToDtype(torch.float32, scale=True)
+        super().__init__(transform=v2.Compose([*steps, *floats]))
 
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
+    def sample(self, index):
         return self.transform(picture(index)), index % 2
 
 
@@ -60,7 +56,8 @@ def ran(folder, code):
 
 
 READ = """
-import pickle, threading
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 import PIL.Image
 from backends.h5 import H5
 from dataloaders import DataLoader
@@ -74,11 +71,8 @@ for path in sorted(folder.glob("*.h5")):
     assert len(cached.__getitems__([2, 0, 1])) == 3
     cached.will_read(0, len(cached))
     cached.located(range(len(cached)))
-    threads = [threading.Thread(target=cached.__getitem__, args=(row,)) for row in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(cached.__getitem__, range(4)))
     assert cached.failed == [] and cached.row_bytes > 0
     assert verify(path) == []
     assert len(list(DataLoader(cached, batch_size=None))) == len(cached)

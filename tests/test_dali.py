@@ -7,9 +7,9 @@ import os
 import random
 import re
 import struct
-import threading
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -230,11 +230,9 @@ def test_what_is_changed_counts_from_the_next_epoch_on():
 def test_an_epoch_may_be_iterated_on_another_thread():
     on_stock, on_dali = pair(folder(V1), seed=1, num_workers=1)
     batches = iter(on_dali)
-    got = [next(batches)]
-    thread = threading.Thread(target=lambda: got.extend(batches))
-    thread.start()
-    thread.join()
-    assert_same(got, list(on_stock))
+    first = next(batches)
+    with ThreadPoolExecutor(1) as pool:
+        assert_same([first, *pool.submit(list, batches).result()], list(on_stock))
 
 
 # What it says of itself

@@ -7,10 +7,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("h5py")
-pytest.importorskip("torchvision")
-
 from PIL import Image
 from torchvision.transforms import v2
 
@@ -58,7 +54,7 @@ def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split():
 class Photos(Made):
     """Twenty images: a batch of them is 14 MB as bytes."""
 
-    def __getitem__(self, index):
+    def sample(self, index):
         pixels = np.random.default_rng(index).integers(0, 256, (500, 500, 3), np.uint8)
         return self.transform(Image.fromarray(pixels)), index
 
@@ -73,7 +69,7 @@ def test_batches_are_the_same_and_no_thread_stays(steps, tmp_path):
         backend = H5(tmp_path / "a.h5", threads=threads)
         return DataLoader(dataset, 20, seed=2, backend=backend)
 
-    dataset, others = Photos(None, 20, transform=v2.Compose(steps)), running()
+    dataset, others = Photos(size=20, transform=v2.Compose(steps)), running()
     by_three = loader(3)
     batches = list(by_three)
     started = running() - others

@@ -1,10 +1,6 @@
 """A batch that is held never changes and none leaks, for each backend with memory of its own."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,26 +14,20 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from backends.h5 import H5
 from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from dataloaders.cache import precompute
+from helpers.datasets import Made
 from helpers.processes import Held
 
 BATCH, BATCHES = 4, 8
 SIDE = 384  # BATCH images of SIDE x SIDE floats are enough for the pool
 
 
-class Images(Dataset[Any]):
-    """Images of their number."""
-
-    def __len__(self):
-        return BATCH * BATCHES
-
-    def __getitem__(self, index):
-        return torch.full((SIDE, SIDE), float(index)), index
+IMAGES = Made(lambda index: (torch.full((SIDE, SIDE), float(index)), index), BATCH * BATCHES)
 
 
 def gathered(**options):
@@ -49,8 +39,8 @@ def gathered(**options):
 @pytest.fixture(scope="module")
 def loaders(tmp_path_factory):
     path = tmp_path_factory.mktemp("cache") / "images.h5"
-    precompute(Images(), path, num_workers=0)
-    cached = partial(DataLoader, Images(), BATCH)
+    precompute(IMAGES, path, num_workers=0)
+    cached = partial(DataLoader, IMAGES, BATCH)
     return {
         "gathered ahead": lambda: gathered(backend=Prefetch(), device="cpu"),
         "cached": lambda: cached(backend=H5(path)),
@@ -77,8 +67,6 @@ def content(thing):
 
 class Loop(RuleBasedStateMachine):
     """A program that iterates, keeps and drops; ``make`` is its loader's."""
-
-    make: Callable[[], DataLoader[Any]]
 
     def __init__(self):
         super().__init__()
@@ -149,11 +137,9 @@ EFFORT = [
 @pytest.mark.parametrize("name", ["gathered ahead", "cached", "cached ahead"])
 def test_a_batch_that_is_held_never_changes(name, effort, loaders):
     class Program(Loop):
-        pass
+        make = staticmethod(loaders[name])
 
-    make = loaders[name]
-    Program.make = staticmethod(make)
-    next(iter(make()))  # what begins with the first batch for good, has
+    next(iter(Program.make()))  # what begins with the first batch for good, has
     how = settings(
         max_examples=effort * 3,
         stateful_step_count=25,

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 import pytest
@@ -15,11 +16,8 @@ from helpers.processes import is_true_in_a_fork
 
 
 def in_a_thread(work):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(work()))
-    thread.start()
-    thread.join()
-    return found[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
 
 
 def test_limiting_one_thread_leaves_others_unchanged():
@@ -29,16 +27,11 @@ def test_limiting_one_thread_leaves_others_unchanged():
     def own(count):
         together.wait()
         threads.limit_torch_threads(count)
-        counts[count] = torch.get_num_threads()
+        return torch.get_num_threads()
 
     try:
-        counts = {}
-        begun = [threading.Thread(target=own, args=(1 + number,)) for number in range(8)]
-        for thread in begun:
-            thread.start()
-        for thread in begun:
-            thread.join()
-        assert counts == {count: count for count in range(1, 9)}
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(own, range(1, 9))) == list(range(1, 9))
         assert in_a_thread(torch.get_num_threads) == torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)

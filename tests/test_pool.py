@@ -8,6 +8,7 @@ import pickle
 import random
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -152,10 +153,10 @@ def test_buffers_are_at_most_twice_their_tensors_and_unused_ones_are_released(st
 
 
 def test_threads_and_the_collector_never_share_a_buffer():
-    pool, wrong, start = pool_of(), [], threading.Barrier(8)
+    pool, start = pool_of(), threading.Barrier(8)
 
     def work(number):
-        draw, held = random.Random(number), []
+        draw, held, wrong = random.Random(number), [], []
         start.wait()
         for step in range(400):
             mark = (number * 31 + step) % 251
@@ -164,20 +165,17 @@ def test_threads_and_the_collector_never_share_a_buffer():
                 Holder(held.pop(0)[0])  # left to the collector, in whichever thread it runs
             del held[: draw.choice((0, 0, 1, 3))]
             wrong.extend(step for tensor, value in held if not bool((tensor == value).all()))
+        return wrong
 
     threshold, interval = gc.get_threshold(), sys.getswitchinterval()
     gc.set_threshold(20)  # in the midst of everything, the pool's own code included
     sys.setswitchinterval(1e-5)
     try:
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as threads:
+            assert not any(threads.map(work, range(8)))
     finally:
         gc.set_threshold(*threshold)
         sys.setswitchinterval(interval)
-    assert not wrong
     gc.collect()
     lent(pool)
     assert bytes_of(pool)[0] == 0

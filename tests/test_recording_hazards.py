@@ -29,6 +29,7 @@ from torchvision.io import decode_jpeg
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
+from helpers.datasets import MapDataset
 from helpers.recorded import Code, as_recorded, encoded, equal, path, recording, replayed
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -470,15 +471,12 @@ def test_code_outside_of_the_recording_gets_no_stand_in():
     assert sample(0)
 
 
-class Fails:
+class Fails(MapDataset):
     """Whose code works on real images only."""
 
-    runs = 0
+    runs, size = 0, 8
 
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
+    def sample(self, index):
         self.runs += 1
         share, image = random.random(), tensor(index)  # drawn once more on stand-ins
         assert type(image) is torch.Tensor
