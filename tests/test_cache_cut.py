@@ -17,6 +17,7 @@ from dataloaders.errors import CacheError
 from helpers.cached import Point, assert_all_equal, seeded
 from helpers.compare import assert_same
 from helpers.datasets import Made
+from helpers.photos import write_folder
 from helpers.pictures import exif, smooth
 
 SIZE = 6
@@ -24,14 +25,7 @@ SIZE = 6
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Two classes of three small images of different sizes, one of them grey."""
-    folder = tmp_path_factory.mktemp("photos")
-    for number in range(SIZE):
-        kind = folder / f"class{number % 2}"
-        kind.mkdir(exist_ok=True)
-        image = smooth(number, 24 + number, 30 - number, "L" if number == 3 else "RGB")
-        image.save(kind / f"{number}.png")
-    return str(folder)
+    return write_folder(tmp_path_factory.mktemp("photos"), SIZE, "PNG")
 
 
 @pytest.fixture

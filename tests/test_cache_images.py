@@ -25,10 +25,11 @@ from dataloaders.cache.sample.encoding import encoded
 from dataloaders.cache.sample.leaf import fits, value_of
 from dataloaders.cache.sample.sample import split
 from dataloaders.errors import CacheError, OptionError
-from helpers.cached import MODES, assert_all_equal, build_of_bytes, kinds, stored_file
+from helpers.cached import MODES, assert_all_equal, build_of_bytes, kinds, seeded, stored_file
 from helpers.compare import assert_same, bits
 from helpers.datasets import Made
-from helpers.pictures import exif, saved, smooth
+from helpers.photos import write_folder
+from helpers.pictures import saved, smooth
 
 SIZE = 6
 NEAREST = InterpolationMode.NEAREST
@@ -80,23 +81,9 @@ class Masks(Made):
         return image, target
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """Two classes of three files, of several formats; some are to be turned by their EXIF."""
-    folder = tmp_path_factory.mktemp("photos")
-    for number in range(SIZE):
-        kind = folder / f"class{number % 2}"
-        kind.mkdir(exist_ok=True)
-        suffix, options = ("jpg", {"exif": exif()}) if number < 4 else ("png", {})
-        image = smooth(number, 24 + number, mode="L" if number == 3 else "RGB")
-        image.save(kind / f"{number}.{suffix}", **options)
-    return folder
-
-
 @pytest.fixture
-def copy(tmp_path, photos):
-    """The same files, to be spoilt."""
-    return shutil.copytree(photos, tmp_path / "copy")
+def photos(tmp_path):
+    return write_folder(tmp_path / "photos", SIZE)
 
 
 def make(dataset, path, images=None, **options):
@@ -344,29 +331,27 @@ def test_columns_that_hold_no_images(path, dataset, images, text):
 # Packed; the datasets that can be packed are those of test_cache_packed.py
 
 
-def test_packed_needs_the_files_no_longer(path, photos, copy):
-    def of(folder):
-        chain = v2.Compose([v2.RGB(), v2.RandomCrop(9)])
-        return ImageFolder(folder, chain, lambda target: [target, "a"])
-
-    cached = make(of(copy), path, "packed")
+def test_packed_needs_the_files_no_longer(path, photos):
+    chain = v2.Compose([v2.RGB(), v2.RandomCrop(9)])
+    dataset = ImageFolder(photos, chain, lambda target: [target, "a"])
+    cached = make(dataset, path, "packed")
     assert kinds(cached) == {"0": ["file:RGB"], "1": ["json"]}
     assert (cached.index.head, len(cached.index.tail)) == ((), 2)
-    shutil.rmtree(copy)
-    assert_all_equal(pickle.loads(pickle.dumps(cached)), of(photos))
-    for row, (file, _) in enumerate(of(photos).samples):
-        assert stored_file(cached, 0, row) == Path(file).read_bytes()
+    expected = [seeded(dataset, row) for row in range(SIZE)]
+    shutil.rmtree(photos)
+    cached = pickle.loads(pickle.dumps(cached))
+    assert_same([seeded(cached, row) for row in range(SIZE)], expected, strides=False)
 
 
-def test_packed_files_that_are_broken(path, copy):
-    dataset = ImageFolder(copy)
+def test_packed_files_that_are_broken(path, photos):
+    dataset = ImageFolder(photos)
     file = Path(dataset.samples[1][0])
     file.write_bytes(file.read_bytes()[:-90])
     with pytest.raises(CacheError, match=f"sample 1 cannot be kept: {file}: it cannot be de"):
         make(dataset, path, "packed")
     cached = make(dataset, path, "packed", on_error="skip")
     assert [number for number, _ in cached.failed] == [1]
-    for file in copy.rglob("*.*"):
+    for file in photos.rglob("*.*"):
         file.write_bytes(EPS)
     with pytest.raises(CacheError, match=r"sample 0 cannot be kept: .* is no file of format BM"):
         make(dataset, path, "packed", overwrite=True)

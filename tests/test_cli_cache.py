@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from dataloaders import cache, cli
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cli.cache_options import FLAGS, add_parsers
 from dataloaders.cli.photos import make_photos
 from helpers.cached import spoil
-from helpers.photos import write_folder
+from helpers.photos import picture, write_folder
 
 DATA = """
 import torch
@@ -120,17 +119,14 @@ def test_what_torchrun_starts_again_does_not_take_the_old_cache_for_the_new_one(
     assert "--build-id" in done.err
 
 
-def test_a_folder_of_images_is_resized_and_cropped(command, tmp_path):
-    for number, kind in enumerate(["cat", "cat", "dog"]):
-        folder = tmp_path / "photos" / kind
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (40, 20 + number), (0, 80 * number, 0)).save(folder / f"{number}.png")
+def test_a_folder_of_images_is_resized_and_cropped(command):
+    write_folder(Path("photos"), 4)
     assert build(command, "photos", "photos.h5", "--resize", 16, "--crop", 12).status == 0
     cached = CachedDataset("photos.h5")
-    assert [label for _, label in cached] == [0, 0, 1]
+    assert [label for _, label in cached] == [0, 0, 1, 2]
     assert {image.size for image, _ in cached} == {(12, 12)}
     assert build(command, "photos", "plain.h5").status == 0
-    assert CachedDataset("plain.h5")[2][0].size == (40, 22)
+    assert CachedDataset("plain.h5")[3][0].size == picture(2).size
 
 
 def test_samples_that_fail_end_the_build_or_are_left_out(command):
@@ -287,19 +283,17 @@ def test_all_messages_name_options_by_the_table():
 def test_folders_pipes_and_other_files_are_no_damaged_caches(command):
     Path("folder").mkdir()
     os.mkfifo("pipe")
-    for name, what in (("folder", "a folder"), ("pipe", "no plain"), ("absent.h5", "no cache at")):
-        for action in ("info", "verify"):
-            done = command(action, name)
-            assert done.status == 2
-            assert what in done.err
-            assert name in done.err
-    done = build(command, "squares_data.py:squares", "folder")
-    assert done.status == 2
-    assert "folder is a folder; give the path of a file" in done.err
     Path("text.h5").write_text("no cache")
-    done = command("info", "text.h5")
-    assert done.status == 2
-    assert "text.h5 is no cache" in done.err
+    for words, what in (
+        *((f"{action} folder", "folder is a folder; give") for action in ("info", "verify")),
+        *((f"{action} pipe", "pipe is no plain") for action in ("info", "verify")),
+        *((f"{action} absent.h5", "absent.h5; build one") for action in ("info", "verify")),
+        ("build squares_data.py:squares folder", "folder is a folder; give the path of a file"),
+        ("info text.h5", "text.h5 is no cache"),
+    ):
+        done = command(*words.split())
+        assert done.status == 2
+        assert what in done.err
     done = command("verify", "text.h5")
     assert done.status == 1
     assert "text.h5 is no cache" in done.out

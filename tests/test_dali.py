@@ -10,13 +10,12 @@ import struct
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, IterableDataset, StackDataset, Subset
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.io import read_image
@@ -27,8 +26,8 @@ from dataloaders import DataLoader
 from dataloaders.errors import BackendWarning, OptionError
 from helpers.codes import CODES, COLLATIONS, STACKED, Codes, exact_types, padded
 from helpers.compare import assert_same, assert_same_epochs, run_epochs
-from helpers.datasets import MapDataset
-from helpers.photos import OF_TORCHVISION, SIZE, Digits, Files, Opened, folder
+from helpers.datasets import CountingStream, MapDataset
+from helpers.photos import OF_TORCHVISION, Digits, Files, Opened, folder
 from helpers.recorded import Photos, encoded, equal, path
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
@@ -85,16 +84,15 @@ def test_every_code_is_stocks_to_the_bit(names, options):
     assert_same_epochs(run_epochs(on_dali), run_epochs(on_stock), strides=strides)
 
 
-class Streamed(IterableDataset[Any]):
+class Streamed(CountingStream):
     """The photos of a folder, one after the other."""
 
     def __init__(self, transform):
+        super().__init__()
         self.photos = folder(transform)
 
     def __iter__(self):
-        info = torch.utils.data.get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return (self.photos[number] for number in range(first, SIZE, step))
+        return (self.photos[number] for number in super().__iter__())
 
 
 @WORKERS

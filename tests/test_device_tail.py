@@ -11,7 +11,6 @@ import torchvision.transforms as v1
 from PIL import Image
 from torch.utils.data import (
     ConcatDataset,
-    Dataset,
     StackDataset,
     TensorDataset,
     default_collate,
@@ -27,7 +26,7 @@ from dataloaders.errors import BackendUnavailable
 from dataloaders.replaying.pointwise import Pointwise
 from helpers.codes import STACKED, Codes, padded
 from helpers.compare import assert_same, assert_same_epochs, run_epochs
-from helpers.datasets import CountingStream, CustomBatch, as_list
+from helpers.datasets import CountingStream, CustomBatch, MapDataset, as_list
 from helpers.pictures import noise
 from helpers.recorded import recording
 
@@ -42,17 +41,13 @@ def picture(index, mode="RGB", size=(12, 10)):
     return noise(*size[::-1], channels, index).convert(mode)
 
 
-class Pictures(Dataset):
+class Pictures(MapDataset):
     """(transform(image), index), or what ``read`` makes of the dataset and the index."""
 
     def __init__(self, transform, read=None, size=SIZE, **held):
-        self.transform, self.read, self.size = transform, read or plain, size
-        self.__dict__.update(held)
+        super().__init__(None, size, transform=transform, read=read or plain, **held)
 
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
+    def sample(self, index):
         return self.read(self, index)
 
 

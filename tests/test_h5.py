@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, Sampler, Subset, TensorDataset
+from torch.utils.data import Dataset, Sampler, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.models import ResNet18_Weights
 from torchvision.transforms import transforms as v1
@@ -24,7 +24,7 @@ from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from helpers.cached import spoil, stored_file
 from helpers.compare import assert_same
-from helpers.datasets import Made
+from helpers.datasets import CountingStream, Made
 from helpers.photos import folder
 from helpers.pictures import smooth
 
@@ -491,11 +491,6 @@ def test_never_build(tmp_path):
             H5(**options)
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
-
-
 def test_the_plan(tmp_path):
     path = tmp_path / "train.h5"
     members = [v1.Resize(20), v1.CenterCrop(18), v1.RandomCrop(16), v1.ToTensor()]
@@ -515,7 +510,7 @@ def test_the_plan(tmp_path):
         plan = str(DataLoader(dataset, 4, backend=H5(path)).explain())
         assert "gather" not in plan  # that is what stock would do without the cache
         assert "sample by sample" not in plan
-    stream = DataLoader(Stream(), backend=H5(path))
+    stream = DataLoader(CountingStream(), backend=H5(path))
     assert "an iterable dataset has no samples by index" in str(stream.explain())
     dataset = Mixed(*cropped().transform.transforms)
     list(DataLoader(dataset, 1, backend=H5(tmp_path / "a.h5")))

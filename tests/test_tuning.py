@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import RandomSampler, TensorDataset
 
 from dataloaders import DataLoader, tune, tuning, wrap
 from dataloaders.bottleneck import Interval
@@ -51,16 +51,11 @@ class Waiting(datasets.Waiting):
         return super().__getitem__(index)[:1]
 
 
-class Shared(IterableDataset):
-    def __init__(self, size):
-        self.size = size
-
+class Shared(datasets.CountingStream):
     def __iter__(self):
-        info = torch.utils.data.get_worker_info()
-        start, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for index in range(start, self.size, step):
+        for sample in super().__iter__():
             time.sleep(0.005)
-            yield torch.tensor([float(index)])
+            yield sample
 
 
 def slow_step(batch):

@@ -85,12 +85,6 @@ class Digits(datasets.MNIST):
 # torchvision's own, of one file a sample and of two; each takes an empty folder.
 
 
-def photo(path: Path, seed: int, channels: int = 3) -> None:
-    """Write an image in the format of the suffix, of a size that depends on ``seed``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    noise(9 + seed % 5, 12 + seed % 3, channels, seed).save(path)
-
-
 def image_folder(root: Path, **options: Any) -> Any:
     photos = write_folder(root / "photos", 6)
     noise(9, 12, 4).save(photos / "class2" / "9.png")
@@ -101,9 +95,10 @@ def voc_segmentation(root: Path, **options: Any) -> Any:
     base, names = root / "VOCdevkit" / "VOC2012", ("2012_0", "2012_1", "2012_2")
     (base / "ImageSets" / "Segmentation").mkdir(parents=True)
     (base / "ImageSets" / "Segmentation" / "train.txt").write_text("\n".join(names))
-    for number, name in enumerate(names):
-        photo(base / "JPEGImages" / f"{name}.jpg", number)
-        photo(base / "SegmentationClass" / f"{name}.png", number, 1)
+    for kind, suffix, channels in (("JPEGImages", "jpg", 3), ("SegmentationClass", "png", 1)):
+        (base / kind).mkdir()
+        for number, name in enumerate(names):
+            noise(9 + number, 12, channels, number).save(base / kind / f"{name}.{suffix}")
     return datasets.VOCSegmentation(str(root), **options)
 
 
