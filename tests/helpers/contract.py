@@ -21,7 +21,6 @@ import itertools
 import pickle
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -120,7 +119,7 @@ class EpochContract:
     # Structure
 
     @pytest.mark.thinned(2)
-    def test_batches_are_like_torchs(self, backend: Backend, case: str) -> None:
+    def test_batches_are_like_torchs(self, backend, case):
         got = run_epochs(self.loader(backend, **CASES[case]()))
         expected = torchs(case)
         assert got.length == expected.length
@@ -131,8 +130,8 @@ class EpochContract:
 
     @in_both_processes
     def test_a_break_leaves_a_fresh_next_epoch_and_two_iterators_are_independent(
-        self, backend: Backend, workers: dict[str, Any]
-    ) -> None:
+        self, backend, workers
+    ):
         arguments = {**self.arguments(), "batch_size": 3, "shuffle": True, **workers}
         loader = self.loader(backend, **arguments)
         theirs = torch.utils.data.DataLoader(**arguments)
@@ -146,9 +145,7 @@ class EpochContract:
         self.check_batches(backend, *results)
 
     @in_both_processes
-    def test_an_iterator_ends_for_good_and_its_batches_can_be_kept(
-        self, backend: Backend, workers: dict[str, Any]
-    ) -> None:
+    def test_an_iterator_ends_for_good_and_its_batches_can_be_kept(self, backend, workers):
         loader = self.loader(backend, **self.arguments(), **workers)
         iterator = iter(loader)
         assert iter(iterator) is iterator
@@ -161,9 +158,7 @@ class EpochContract:
         assert_same(kept, before)
 
     @in_both_processes
-    def test_a_copy_taken_in_mid_epoch_is_a_loader_of_its_own(
-        self, backend: Backend, workers: dict[str, Any]
-    ) -> None:
+    def test_a_copy_taken_in_mid_epoch_is_a_loader_of_its_own(self, backend, workers):
         loader = self.loader(backend, **self.arguments(), **workers)
         iterator = iter(loader)
         first = next(iterator)
@@ -180,7 +175,7 @@ class EpochContract:
             self.check_batches(backend, ours, whole)
 
     @in_both_processes
-    def test_an_empty_dataset_ends_at_once(self, backend: Backend, workers: dict[str, Any]) -> None:
+    def test_an_empty_dataset_ends_at_once(self, backend, workers):
         nothing = Subset(self.arguments()["dataset"], [])
         empty = self.loader(backend, dataset=nothing, sampler=SequentialSampler(nothing), **workers)
         assert [list(empty), list(empty)] == [[], []]
@@ -190,7 +185,7 @@ class EpochContract:
 
     @pytest.mark.thinned(3)
     @in_every_process
-    def test_nothing_outlives_a_loader(self, backend: Backend, workers: dict[str, Any]) -> None:
+    def test_nothing_outlives_a_loader(self, backend, workers):
         """However its epochs ended, and without the garbage collector."""
         count = workers.get("num_workers", 0) * self.starts_workers
         list(self.loader(backend, **self.arguments(), **workers))  # what is built once, is
@@ -222,9 +217,7 @@ class EpochContract:
 
     @pytest.mark.thinned(3)
     @in_every_process
-    def test_a_forked_child_has_batches_of_its_own(
-        self, backend: Backend, workers: dict[str, Any]
-    ) -> None:
+    def test_a_forked_child_has_batches_of_its_own(self, backend, workers):
         loader = self.loader(backend, **self.arguments(), **workers)
         whole = list(loader)
         # While it lives in a variable, nothing can free the iterator that the child inherits.
@@ -243,9 +236,7 @@ class EpochContract:
         self.check_batches(backend, list(loader), whole)
 
     @pytest.mark.parametrize("workers", [{}, WORKERS["persistent workers"]], ids=str)
-    def test_another_backend_ends_what_this_one_held(
-        self, backend: Backend, workers: dict[str, Any]
-    ) -> None:
+    def test_another_backend_ends_what_this_one_held(self, backend, workers):
         list(self.loader(backend, **self.arguments(), **workers))  # what is built once, is
         before = Held.now()
         loader = self.loader(backend, **self.arguments(), **workers)
@@ -263,9 +254,7 @@ class EpochContract:
         next(iter(loader))
         assert before.left_behind() == []
 
-    def test_a_script_ends_cleanly_while_its_iterators_live(
-        self, backend: Backend, way: str, tmp_path: Path
-    ) -> None:
+    def test_a_script_ends_cleanly_while_its_iterators_live(self, backend, way, tmp_path):
         case = "large tensors"
         next(iter(self.loader(backend, **CASES[case]())))  # what is built once, is
         alive = []
@@ -276,7 +265,7 @@ class EpochContract:
 
     # What the plan and the device say
 
-    def test_every_dataset_is_explained_and_the_others_are_refused(self, backend: Backend) -> None:
+    def test_every_dataset_is_explained_and_the_others_are_refused(self, backend):
         for case, make in CASES.items():
             if case in self.served and case not in FEW:
                 continue  # `loader` looks at those whose batches are compared
@@ -291,16 +280,14 @@ class EpochContract:
                 with pytest.raises((BackendUnavailable, CacheError), match=self.refuses):
                     next(iter(loader))
 
-    def test_batches_are_where_device_says(self, backend: Backend) -> None:
+    def test_batches_are_where_device_says(self, backend):
         loader = self.loader(backend, **{**self.arguments(), "device": "cpu"})
         for batch in loader:
             assert {leaf.device.type for leaf in tensors_in(batch)} == {"cpu"}
 
     @pytest.mark.gpu
     @in_both_processes
-    def test_batches_are_on_the_gpu_that_device_says(
-        self, backend: Backend, workers: dict[str, Any]
-    ) -> None:
+    def test_batches_are_on_the_gpu_that_device_says(self, backend, workers):
         arguments = {**self.arguments(), "shuffle": True, **workers}
         loader = self.loader(backend, **{**arguments, "device": "cuda"})
         theirs = torch.utils.data.DataLoader(**arguments)
@@ -330,21 +317,19 @@ class BackendContract(EpochContract):
 
     # The same as torch's loader
 
-    def test_batches_are_like_torchs(self, backend: Backend, case: str) -> None:
+    def test_batches_are_like_torchs(self, backend, case):
         self.check_equal(backend, case)
 
     @pytest.mark.thinned(3)
-    def test_batches_of_workers_are_torchs(self, backend: Backend, case_with_workers: str) -> None:
+    def test_batches_of_workers_are_torchs(self, backend, case_with_workers):
         self.check_equal(backend, case_with_workers, num_workers=2)
 
-    def test_batches_of_persistent_workers_are_torchs(self, backend: Backend) -> None:
+    def test_batches_of_persistent_workers_are_torchs(self, backend):
         self.check_equal(backend, self.usual, num_workers=2, persistent_workers=True)
 
     @pytest.mark.nightly
     @pytest.mark.parametrize("start", ["forkserver", "spawn"])
-    def test_the_start_method_of_workers_changes_nothing(
-        self, backend: Backend, start: str
-    ) -> None:
+    def test_the_start_method_of_workers_changes_nothing(self, backend, start):
         for name in {self.usual, "tensors", "one tensor", "folder of photos"} & self.served:
             arguments = {**CASES[name](), "shuffle": False}
             started = {"num_workers": 1, "multiprocessing_context": start}
@@ -352,27 +337,27 @@ class BackendContract(EpochContract):
             theirs = torch.utils.data.DataLoader(**arguments)
             assert_same(list(self.loader(backend, **arguments, **started)), list(theirs))
 
-    def test_without_order_the_batches_are_the_same_ones(self, backend: Backend) -> None:
+    def test_without_order_the_batches_are_the_same_ones(self, backend):
         arguments = {**self.arguments(), "batch_size": 2, "num_workers": 2}
         loader = self.loader(backend, in_order=False, **arguments)
         theirs = sorted(str(bits(batch)) for batch in torch.utils.data.DataLoader(**arguments))
         for _ in range(2):
             assert sorted(str(bits(batch)) for batch in loader) == theirs
 
-    def test_worker_init_fn_runs_in_each_worker(self, backend: Backend) -> None:
+    def test_worker_init_fn_runs_in_each_worker(self, backend):
         for arguments in ({**self.arguments(), "seed": 3}, CASES["tensors"]()):
             noted = Noted(arguments["dataset"] if "dataset" in self.fails_in else None)
             list(self.loader(backend, **arguments, num_workers=2, worker_init_fn=noted))
             assert (noted.calls >= 1).all()
 
-    def test_wrap_equals_the_loader_it_wraps(self, backend: Backend) -> None:
+    def test_wrap_equals_the_loader_it_wraps(self, backend):
         arguments = {**self.arguments(), "shuffle": True}
         ours = wrap(torch.utils.data.DataLoader(**arguments), backend=backend, **self.options)
         assert ours.backend is backend
         assert len(iter(ours)) == len(ours)
         assert_same_epochs(run_epochs(ours), run_epochs(torch.utils.data.DataLoader(**arguments)))
 
-    def test_set_epoch_reaches_the_sampler(self, backend: Backend) -> None:
+    def test_set_epoch_reaches_the_sampler(self, backend):
         arguments, sampler = self.arguments(), DistributedSampler(range(SIZE), 1, 0)
         loader = self.loader(backend, **{**arguments, "sampler": sampler})
         loader.set_epoch(4)
@@ -386,9 +371,7 @@ class BackendContract(EpochContract):
     @pytest.mark.thinned(3)
     @in_both_processes
     @pytest.mark.usefixtures("workers_end_fast")
-    def test_an_error_is_torchs_and_the_next_epoch_begins_anew(
-        self, backend: Backend, workers: dict[str, Any], place: str
-    ) -> None:
+    def test_an_error_is_torchs_and_the_next_epoch_begins_anew(self, backend, workers, place):
         arguments = {**self.fails(place), **workers}
         before = Held.now()
         loader = self.loader(backend, **arguments)
@@ -399,7 +382,7 @@ class BackendContract(EpochContract):
         assert before.left_behind() == []
 
     @pytest.mark.usefixtures("workers_end_fast")
-    def test_a_sample_that_hangs_is_torchs_time_out(self, backend: Backend) -> None:
+    def test_a_sample_that_hangs_is_torchs_time_out(self, backend):
         if "dataset" not in self.fails_in:
             pytest.skip(f"{backend.name} does not load this dataset's samples in workers")
         loader = self.loader(backend, dataset=MapDataset(hangs), num_workers=1, timeout=0.3)
@@ -408,7 +391,7 @@ class BackendContract(EpochContract):
 
     @pytest.mark.gpu
     @in_both_processes
-    def test_pinned_batches_are_pinned(self, backend: Backend, workers: dict[str, Any]) -> None:
+    def test_pinned_batches_are_pinned(self, backend, workers):
         if backend.delivers == "device":
             pytest.skip(f"{backend.name} delivers on the device, where nothing is pinned")
         arguments = {**self.arguments(), **workers}
