@@ -22,9 +22,7 @@ def whole(tmp_path_factory):
 
 
 def flipped(path, whole, offset, bit):
-    data = bytearray(whole)
-    data[offset] ^= 1 << bit
-    path.write_bytes(data)
+    spoil(path, offset, bytes([whole[offset] ^ 1 << bit]), whole)
     return verify(path)
 
 

@@ -12,7 +12,7 @@ from backends.prefetch import Prefetch
 from backends.stock import Stock
 from backends.synthetic import Synthetic
 from dataloaders import Backend, DataLoader
-from helpers.compare import assert_same_epochs, run_epochs, same
+from helpers.compare import assert_same, run_epochs, same
 from helpers.contract import BackendContract, EpochContract, in_every_process
 from helpers.datasets import CASES, EVERYTHING, FEW, STREAMS
 from helpers.ends import EVERYDAY
@@ -32,7 +32,7 @@ def test_without_a_backend_it_is_torchs_loader_to_the_bit():
     for name in FEW:
         ours = DataLoader(**CASES[name]())
         theirs = torch.utils.data.DataLoader(**CASES[name]())
-        assert_same_epochs(run_epochs(ours), run_epochs(theirs))
+        assert_same(run_epochs(ours), run_epochs(theirs))
 
 
 class TestPrefetch(BackendContract):

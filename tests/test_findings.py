@@ -12,13 +12,44 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from bench.check.played import HostOn, VirtualTime
 from dataloaders import check_bottleneck
 from dataloaders.bottleneck import Interval
 from dataloaders.findings import TOGGLES, Facts, Place, Watch, findings_of
-from helpers.on_cuda import Played
+
+with FakeTensorMode():  # from then on torch asks no driver whether there is such a device
+    pass
+
+
+class Played(torch.Tensor):
+    """A tensor whose ``device`` is ``cuda:0``; ``kept`` is what it is computed with.
+
+    It goes to the CPU, and is copied into. Autograd, which would want a thread of the device's, and
+    ``.to("cuda")``, which would want its driver, are left out.
+    """
+
+    @staticmethod
+    def __new__(cls, kept):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, kept.shape, kept.stride(), dtype=kept.dtype, device="cuda:0"
+        )
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        options = dict(kwargs or {})
+        to_host = options.pop("device", torch.device("cuda")).type == "cpu"
+        given, options = tree_map_only(Played, lambda leaf: leaf.kept, (args, options))
+        out = func(*given, **options)
+        if out is given[0]:
+            return args[0]
+        return out if to_host else tree_map_only(torch.Tensor, Played, out)
 
 
 def checked(step):

@@ -12,7 +12,7 @@ from torch.utils.data import StackDataset, Subset, TensorDataset
 from torch.utils.data._utils import collate as torch_collate
 
 from dataloaders import DataLoader
-from helpers.compare import assert_same, assert_same_epochs, run_epochs
+from helpers.compare import assert_same, run_epochs
 
 TorchLoader = torch.utils.data.DataLoader
 
@@ -58,7 +58,7 @@ def test_batches_and_default_generator_are_torchs(make):
         options = {"batch_size": 4, "shuffle": shuffle}
         theirs, ours = TorchLoader(make(), **options), DataLoader(make(), **options)
         assert is_gathered(ours)
-        assert_same_epochs(run_epochs(ours), run_epochs(theirs), storage=True)
+        assert_same(run_epochs(ours), run_epochs(theirs), storage=True)
 
 
 def assert_as_torch(trace, where="value"):
@@ -148,7 +148,7 @@ def test_workers_gather_into_shared_memory_and_persist(name):
     options = {"batch_size": 4, "shuffle": True, "num_workers": 1, "persistent_workers": True}
     ours, theirs = (kind(DATASETS[name](), **options) for kind in (DataLoader, TorchLoader))
     assert is_gathered(ours)
-    assert_same_epochs(run_epochs(ours), run_epochs(theirs), storage=True)
+    assert_same(run_epochs(ours), run_epochs(theirs), storage=True)
 
 
 class _Strange(TensorDataset):

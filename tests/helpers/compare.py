@@ -62,21 +62,6 @@ def run_epochs(loader: Any, epochs: int = 2) -> Epochs:
     return Epochs(batches, states, length)
 
 
-def assert_same_epochs(
-    ours: Epochs,
-    theirs: Epochs,
-    *,
-    states: bool = True,
-    strides: bool = True,
-    storage: bool = False,
-) -> None:
-    assert ours.length == theirs.length
-    assert [len(epoch) for epoch in ours.batches] == [len(epoch) for epoch in theirs.batches]
-    assert_same(ours.batches, theirs.batches, strides=strides, storage=storage)
-    if states:
-        assert_same(ours.states, theirs.states)
-
-
 def assert_same(
     ours: Any,
     theirs: Any,

@@ -35,7 +35,6 @@ from helpers import ends
 from helpers.compare import (
     Epochs,
     assert_same,
-    assert_same_epochs,
     bits,
     run_epochs,
     same,
@@ -313,7 +312,7 @@ class BackendContract(EpochContract):
     def check_equal(self, backend: Backend, case: str, **options: Any) -> None:
         """Check that epochs over ``case`` are torch's, and leave generators as torch does."""
         got = run_epochs(self.loader(backend, **CASES[case](), **options))
-        assert_same_epochs(got, torchs(case, **options))
+        assert_same(got, torchs(case, **options))
 
     # The same as torch's loader
 
@@ -355,7 +354,7 @@ class BackendContract(EpochContract):
         ours = wrap(torch.utils.data.DataLoader(**arguments), backend=backend, **self.options)
         assert ours.backend is backend
         assert len(iter(ours)) == len(ours)
-        assert_same_epochs(run_epochs(ours), run_epochs(torch.utils.data.DataLoader(**arguments)))
+        assert_same(run_epochs(ours), run_epochs(torch.utils.data.DataLoader(**arguments)))
 
     def test_set_epoch_reaches_the_sampler(self, backend):
         arguments, sampler = self.arguments(), DistributedSampler(range(SIZE), 1, 0)
