@@ -16,8 +16,7 @@ from helpers.cached import build, build_of_bytes, spoil, stored_file
 from helpers.compare import bits
 from helpers.datasets import Made
 from helpers.hostile import Whole, say_less
-from helpers.photos import picture
-from helpers.pictures import saved
+from helpers.pictures import saved, smooth
 from helpers.processes import takes_less_than
 
 LARGEST = max((30 + index) * (40 - index) for index in range(9))
@@ -25,7 +24,7 @@ LARGEST = max((30 + index) * (40 - index) for index in range(9))
 
 def photo(index):
     """Images of several sizes, and arrays of several lengths."""
-    image = picture(index, 30 + index, 40 - index)
+    image = smooth(index, 30 + index, 40 - index)
     return {"image": image, "rest": np.arange(index * 7), "one": index}
 
 

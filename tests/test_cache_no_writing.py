@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from dataloaders.cache import precompute
 from helpers import warm
 from helpers.datasets import Made
-from helpers.photos import picture
+from helpers.pictures import smooth
 
 ROOT = Path(__file__).resolve().parent.parent
 START = f"""
@@ -47,7 +47,7 @@ class Pictures(Made):
         super().__init__(transform=v2.Compose([*steps, *floats]))
 
     def sample(self, index):
-        return self.transform(picture(index)), index % 2
+        return self.transform(smooth(index)), index % 2
 
 
 def ran(folder, code):

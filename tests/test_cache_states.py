@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
@@ -35,12 +35,9 @@ from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute, verify
 from dataloaders.errors import CacheError
+from helpers.cached import Point, spoil
 from helpers.compare import assert_same, same
-
-
-class Pair(NamedTuple):
-    x: Any
-    y: Any
+from helpers.datasets import MapDataset
 
 
 def fixed(values: np.random.Generator, row: int) -> Any:
@@ -58,7 +55,7 @@ def ragged(values: np.random.Generator, row: int) -> Any:
 
 def nested(values: np.random.Generator, row: int) -> Any:
     leaf = None if row % 3 else values.bytes(row % 7)
-    return Pair({"k": (row, leaf)}, (row % 2 == 0, {1: [["a", row], None] * (row % 3)}))
+    return Point({"k": (row, leaf)}, (row % 2 == 0, {1: [["a", row], None] * (row % 3)}))
 
 
 def image(values: np.random.Generator, row: int) -> Any:
@@ -112,28 +109,23 @@ class Moment:
         sys.addaudithook(look)
 
 
-class Samples:
+class Samples(MapDataset):
     """Samples of one kind, each a function of its number and the version."""
 
-    classes = ("cat", "dog")
+    classes, version = ("cat", "dog"), 0
+    moment: Moment | None = None
 
-    def __init__(self, kind: str, size: int, fails: int | None) -> None:
-        self.kind, self.size, self.fails = kind, size, fails
-        self.version = 0
-        self.moment: Moment | None = None
+    def __init__(self, kind: str, size: int, failing: list[int]) -> None:
         tail = [v2.RandomCrop(7), v2.RandomHorizontalFlip(), v2.ToImage()]
-        self.transform = v2.Compose([HEADS[kind], *tail]) if kind in HEADS else None
-
-    def __len__(self) -> int:
-        return self.size
+        chain = v2.Compose([HEADS[kind], *tail]) if kind in HEADS else None
+        super().__init__(None, size, kind=kind, failing=failing, transform=chain)
 
     def __getitem__(self, row: int) -> Any:
-        if not 0 <= row < self.size:
-            raise IndexError(row)
-        if self.moment is not None and row == self.moment.reading:
+        if self.moment is not None and row == self.moment.reading < self.size:
             self.moment.strike()
-        if row == self.fails:
-            raise ValueError(f"no sample {row}")
+        return super().__getitem__(row)
+
+    def sample(self, row: int) -> Any:
         sample = KINDS[self.kind][0](np.random.default_rng((self.version, row)), row)
         return sample if self.transform is None else (self.transform(sample[0]), sample[1])
 
@@ -168,8 +160,8 @@ class Caches(RuleBasedStateMachine):
     ) -> None:
         self.folder = Path(tempfile.mkdtemp()).resolve()
         self.path = self.folder / "train.h5"
-        self.fails = fails if fails is not None and fails < size > 1 else None
-        self.dataset = Samples(kind, size, self.fails)
+        self.failing = [] if fails is None or fails >= size or size == 1 else [fails]
+        self.dataset = Samples(kind, size, self.failing)
         self.options = {"rows": rows, "on_error": "skip", "single_file": single, **KINDS[kind][1]}
         self.whole: dict[Path, bytes] = {}  # the files of a finished cache; empty: none is finished
         self.versions = {0}  # what may be read
@@ -258,15 +250,10 @@ class Caches(RuleBasedStateMachine):
         elif size and how == "cut":
             os.truncate(file, int(place * size))
         elif size and how == "zeros":
-            with file.open("r+b") as opened:
-                opened.write(bytes(1 + int(place * size)))
+            spoil(file, 0, bytes(1 + int(place * size)))
         elif size:
             self.torn.discard(file)
-            with file.open("r+b") as opened:
-                opened.seek(int(place * size))
-                byte = opened.read(1)[0]
-                opened.seek(-1, os.SEEK_CUR)
-                opened.write(bytes([byte ^ 1 << int(place * size * 8) % 8]))
+            spoil(file, int(place * size))
 
     @precondition(lambda self: self.whole)
     @rule(name=st.sampled_from(["moved", "moved again"]))
@@ -286,18 +273,16 @@ class Caches(RuleBasedStateMachine):
         cached = samples = None
         try:
             cached = CachedDataset(self.path)
-            cached.namedtuples = {("Pair", ("x", "y")): Pair}
+            cached.namedtuples = {("Point", ("x", "y")): Point}
             samples = list(cached)
         except CacheError:
             assert self.hurt or self.changed()
             return
         if not (self.hurt or self.changed()):  # bits of values flip unseen, until verify looks
             assert any(same(samples, self.stored(version)) for version in self.versions)
-            assert [number for number, _ in cached.failed] == [self.fails] * (
-                self.fails is not None
-            )
+            assert [number for number, _ in cached.failed] == self.failing
 
-    @precondition(lambda self: self.whole and not self.changed() and self.fails is None)
+    @precondition(lambda self: self.whole and not self.changed() and not self.failing)
     @rule(batch_size=st.integers(1, 9), seed=st.integers(0, 3))
     def batches(self, batch_size: int, seed: int) -> None:
         """Read batches as a training does: torch's own."""
@@ -422,7 +407,7 @@ class Caches(RuleBasedStateMachine):
         samples = [
             KINDS[kind][0](np.random.default_rng((version, row)), row)
             for row in range(len(self.dataset))
-            if row != self.fails
+            if row not in self.failing
         ]
         head = HEADS.get(kind)
         return samples if head is None else [(head(image), row) for image, row in samples]

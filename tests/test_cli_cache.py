@@ -18,7 +18,8 @@ from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cli.cache_options import FLAGS, add_parsers
 from dataloaders.cli.photos import make_photos
 from helpers.cached import spoil
-from helpers.photos import picture, write_folder
+from helpers.photos import write_folder
+from helpers.pictures import smooth
 
 DATA = """
 import torch
@@ -126,7 +127,7 @@ def test_a_folder_of_images_is_resized_and_cropped(command):
     assert [label for _, label in cached] == [0, 0, 1, 2]
     assert {image.size for image, _ in cached} == {(12, 12)}
     assert build(command, "photos", "plain.h5").status == 0
-    assert CachedDataset("plain.h5")[3][0].size == picture(2).size
+    assert CachedDataset("plain.h5")[3][0].size == smooth(2).size
 
 
 def test_samples_that_fail_end_the_build_or_are_left_out(command):

@@ -1,7 +1,6 @@
 """Synthetic batches: copies of a real one, as many as the loader has, safe to write into."""
 
 import random
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from dataloaders import DataLoader, wrap
 from dataloaders.batches.tree import leaves
 from dataloaders.errors import BackendUnavailable, OptionError
 from helpers.compare import assert_same, generator_states
-from helpers.datasets import CountingStream, MapDataset, SizedStream
+from helpers.datasets import CountingStream, MapDataset, Point, SizedStream
 
 
 def photo(index):
@@ -54,18 +53,13 @@ class Moving:
         return self
 
 
-class Pair(NamedTuple):
-    one: Any
-    other: Any
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_batch_is_copied_whatever_it_holds(device):
     real = {
         "unsigned": torch.tensor([3, 2**64 - 1], dtype=torch.uint64),
         "not finite": torch.tensor([float("nan"), float("inf")]),
         "eighth": torch.ones(2).to(torch.float8_e4m3fn),
-        "complex": Pair(torch.tensor([1 + 2j]), None),
+        "complex": Point(torch.tensor([1 + 2j]), None),
         "channels last": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
         "parameter": torch.nn.Parameter(torch.rand(2)),
         "text": ["a", "b"],

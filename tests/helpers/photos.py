@@ -16,8 +16,7 @@ from torch.utils.data import Dataset
 from torchvision import datasets
 
 from .datasets import SIZE
-from .pictures import noise
-from .pictures import smooth as picture
+from .pictures import noise, smooth
 
 Transform = Callable[[Any], Any] | None
 
@@ -27,7 +26,7 @@ def write_folder(root: Path, images: int = SIZE, format: str = "JPEG") -> Path:
     for number in range(images):
         place = root / f"class{number % 3}"
         place.mkdir(parents=True, exist_ok=True)
-        picture(number).save(place / f"{number:03}.{format.lower()}", format, quality=90)
+        smooth(number).save(place / f"{number:03}.{format.lower()}", format, quality=90)
     return root
 
 
@@ -53,7 +52,7 @@ class Opened(Dataset[Any]):
         return SIZE
 
     def __getitem__(self, index: int) -> Any:
-        image: Any = picture(index)
+        image: Any = smooth(index)
         return image if self.transform is None else self.transform(image), index
 
 
