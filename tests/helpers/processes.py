@@ -29,6 +29,7 @@ def run_script(
     timeout: float = 60,
     fresh: bool = False,
     python: str | Path = sys.executable,
+    status: int | None = 0,
 ) -> subprocess.CompletedProcess[str]:
     """Write ``source`` to ``folder/script.py`` and run it there; output is text.
 
@@ -39,14 +40,15 @@ def run_script(
         timeout: in seconds.
         fresh: whether it runs in a new interpreter, not in a fork of the one of `warm`.
         python: the new interpreter; see `base_environment` for another than ours.
+        status: the exit status that is asserted; None: any.
     """
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
     arguments = ["-W", "error", str(script)]
     variables = {**os.environ, **(env or {})}
     if not fresh:
-        return warm.run(arguments, cwd=folder, env=variables, timeout=timeout)
-    return subprocess.run(
+        return warm.run(arguments, cwd=folder, env=variables, timeout=timeout, status=status)
+    done = subprocess.run(
         [str(python), *arguments],
         cwd=folder,
         env=variables,
@@ -56,6 +58,7 @@ def run_script(
         check=False,
         start_new_session=True,  # Ctrl-C in it is not this process's
     )
+    return warm.ended(done, status)
 
 
 def wait_until_gone(pids: list[int], timeout: float = 10) -> list[int]:

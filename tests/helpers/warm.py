@@ -109,6 +109,7 @@ def run(
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float = 60,
+    status: int | None = 0,
 ) -> subprocess.CompletedProcess[str]:
     """Return what ``python *arguments`` gives, as `subprocess.run` does, with text output.
 
@@ -118,6 +119,7 @@ def run(
         cwd: where it runs; None: here.
         env: all of its variables; None: those of this process.
         timeout: seconds after which it is killed, with what it has started.
+        status: the exit status that is asserted; None: any.
 
     Raises:
         subprocess.TimeoutExpired: it was killed.
@@ -128,7 +130,8 @@ def run(
     at_start, server = begin()
     if _at_start(given) != at_start:
         options: dict[str, Any] = {"cwd": cwd, "env": given, "timeout": timeout}
-        return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        return ended(done, status)
     with tempfile.TemporaryDirectory() as folder:
         outputs = [os.path.join(folder, name) for name in ("stdout", "stderr")]
         request = words, os.path.abspath(cwd or os.getcwd()), given, outputs, timeout
@@ -136,11 +139,19 @@ def run(
         assert server.stdout is not None
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
-        status = json.loads(server.stdout.readline())
+        found = json.loads(server.stdout.readline())
         output, errors = (Path(name).read_text() for name in outputs)
-    if status is None:
+    if found is None:
         raise subprocess.TimeoutExpired(command, timeout, output, errors)
-    return subprocess.CompletedProcess(command, status, output, errors)
+    return ended(subprocess.CompletedProcess(command, found, output, errors), status)
+
+
+def ended(
+    done: subprocess.CompletedProcess[str], status: int | None
+) -> subprocess.CompletedProcess[str]:
+    """Assert that a program has ended with this status; return it."""
+    assert status in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 def _at_start(env: Mapping[str, str]) -> dict[str, str]:
