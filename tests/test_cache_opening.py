@@ -23,20 +23,17 @@ from helpers.datasets import Made
 from helpers.processes import run_script, takes_less_than
 
 
-class Pictures(Dataset[Any]):
+class Pictures(Made):
     """Images by a chain of transforms; reading one raises while ``gone`` is there."""
 
-    def __init__(self, folder, shift=0):
-        self.gone, self.shift = folder / "gone", shift
-        floats = v2.ToDtype(torch.float32, scale=True)
-        self.transform = v2.Compose(
-            [v2.CenterCrop(8), v2.RandomHorizontalFlip(), v2.ToImage(), floats]
-        )
+    size, shift = 12, 0
 
-    def __len__(self):
-        return 12
+    def __init__(self, folder, **options):
+        floats = v2.ToImage(), v2.ToDtype(torch.float32, scale=True)
+        chain = v2.Compose([v2.CenterCrop(8), v2.RandomHorizontalFlip(), *floats])
+        super().__init__(gone=folder / "gone", transform=chain, **options)
 
-    def __getitem__(self, index):
+    def sample(self, index):
         if self.gone.exists():
             raise FileNotFoundError(f"image {index} was moved away")
         values = np.random.default_rng(index + self.shift).integers(0, 256, (9, 9, 3), np.uint8)

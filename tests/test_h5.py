@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, Sampler, Subset, TensorDataset
+from torch.utils.data import Sampler, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.models import ResNet18_Weights
 from torchvision.transforms import transforms as v1
@@ -24,7 +24,7 @@ from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from helpers.cached import spoil, stored_file
 from helpers.compare import assert_same
-from helpers.datasets import CountingStream, Made
+from helpers.datasets import CountingStream, Made, MapDataset
 from helpers.photos import folder
 from helpers.pictures import smooth
 
@@ -35,26 +35,22 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AT_ONCE = "batches are made at once"
 
 
-class Images(Dataset):
+class Images(MapDataset):
     """Images of one size or of several, whose head is empty if their first transform is random."""
 
-    def __init__(self, *members, module=v2, mode="RGB", sizes=ONE, count=COUNT):
-        self.transform = module.Compose(list(members))
-        self.mode, self.sizes, self.count = mode, sizes, count
+    size, mode, sizes = COUNT, "RGB", ONE
 
-    def __len__(self):
-        return self.count
+    def __init__(self, *members, module=v2, **options):
+        super().__init__(transform=module.Compose(list(members)), **options)
 
-    def __getitem__(self, index):
-        if not 0 <= index < self.count:
-            raise IndexError(index)
+    def sample(self, index):
         image = smooth(index, *self.sizes[index % len(self.sizes)], self.mode)
         return {"image": self.transform(image), "label": index, "name": f"image {index}"}
 
 
-def cropped(size=16, *, sizes=ONE, count=COUNT):
-    chain = [v1.RandomCrop(size), v1.RandomHorizontalFlip(), v1.PILToTensor()]
-    return Images(*chain, module=v1, sizes=sizes, count=count)
+def cropped(**options):
+    chain = [v1.RandomCrop(16), v1.RandomHorizontalFlip(), v1.PILToTensor()]
+    return Images(*chain, module=v1, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +120,7 @@ class Chains(Images):
             setattr(self, f"transform{number}", chain)
         del self.transform
 
-    def __getitem__(self, index):
+    def sample(self, index):
         image = smooth(index, *self.sizes[index % len(self.sizes)], self.mode)
         return [getattr(self, f"transform{number}")(image.copy()) for number in range(8)]
 
@@ -205,7 +201,7 @@ def test_workers_threads_and_epochs(caches, crop, end, num_workers):
 
 def test_images_that_are_too_large_to_be_made_several_at_once():
     chain = [v2.RandomCrop((290, 310)), *ENDS["normal"](v2)]
-    dataset = Images(*chain, mode="L", sizes=((300, 320),), count=6)
+    dataset = Images(*chain, mode="L", sizes=((300, 320),), size=6)
     kept = assert_batches_are_stocks(dataset, H5(), shuffle=True, seed=4)
     kept[0]["image"].fill_(0)  # its own memory, and not the file's
     assert kept[1]["image"].any()
@@ -243,7 +239,7 @@ def test_images_that_are_stored_as_files(tmp_path, images, num_workers):
 def test_a_damaged_image_is_the_error_of_its_own_row(
     tmp_path, seed, num_workers, row, workers_end_fast
 ):
-    dataset, path = cropped(count=10), tmp_path / "a.h5"
+    dataset, path = cropped(size=10), tmp_path / "a.h5"
     cached = precompute(dataset, path, images="png", num_workers=0)
     file = stored_file(cached, 0, row)
     spoil(path, path.read_bytes().find(file) + len(file) // 4, bytes(len(file) // 2))
@@ -267,8 +263,8 @@ class Pair(Images):
         super().__init__(v2.RandomCrop(16), *ENDS["normal"](v2))
         self.other = cropped().transform
 
-    def __getitem__(self, index):
-        sample = super().__getitem__(index)
+    def sample(self, index):
+        sample = super().sample(index)  # which draws first
         return {
             "twin": self.other(smooth(index)),
             "rest": [{
@@ -521,7 +517,7 @@ def test_the_plan(tmp_path):
 class Mixed(Images):
     """Images of two modes."""
 
-    def __getitem__(self, index):
+    def sample(self, index):
         return {"image": self.transform(smooth(index, mode=("RGB", "L")[index % 2]))}
 
 
@@ -583,7 +579,7 @@ def test_another_head_more_samples_and_another_dataset_are_another_cache(tmp_pat
     list(loader)
     with pytest.raises(CacheError, match=r"head: .*10, 10.* when it was built, .*12, 12.* now"):
         list(fixed)
-    images.count = 16
+    images.size = 16
     assert [int(label) for batch in loader for label in batch["label"]] == list(range(16))
     loader.__dict__["dataset"] = [{"a": 1}] * 4
     assert set(next(iter(loader))) == {"a"}

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 import torchvision.transforms as v1
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 from torchvision import tv_tensors
 from torchvision.io import decode_jpeg, read_file, read_image
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
+from .datasets import MapDataset
 from .recorded import encoded, path
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -277,17 +278,14 @@ SIZES_DIFFER = {
 STACKED = [name for name, (_, how) in CODES.items() if how == "all" and name not in SIZES_DIFFER]
 
 
-class Codes(Dataset[Any]):
+class Codes(MapDataset):
     """A dataset whose sample holds what each of these codes makes."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.names = list(names)
+        super().__init__(None, 5, names=list(names))
 
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, index: int) -> Any:
-        return {name: CODES[name][0](index % 5) for name in self.names}
+    def sample(self, index: int) -> Any:
+        return {name: CODES[name][0](index) for name in self.names}
 
 
 # Collations of (image, label)

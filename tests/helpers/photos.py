@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
 from torchvision import datasets
 
-from .datasets import SIZE
+from .datasets import SIZE, MapDataset
 from .pictures import noise, smooth
 
 Transform = Callable[[Any], Any] | None
@@ -42,16 +41,13 @@ def folder(transform: Transform = None, target_transform: Transform = None) -> d
     return datasets.ImageFolder(_shared(), transform, target_transform)
 
 
-class Opened(Dataset[Any]):
+class Opened(MapDataset):
     """A user's own dataset, which decodes by its own code and calls its transform."""
 
     def __init__(self, transform: Transform = None) -> None:
-        self.transform = transform
+        super().__init__(transform=transform)
 
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
+    def sample(self, index: int) -> Any:
         image: Any = smooth(index)
         return image if self.transform is None else self.transform(image), index
 
@@ -63,7 +59,7 @@ class Files(Opened):
         super().__init__(transform)
         self.paths = sorted(_shared().rglob("*.jpeg"))
 
-    def __getitem__(self, index: int) -> Any:
+    def sample(self, index: int) -> Any:
         image: Any = Image.open(self.paths[index]).convert("RGB")
         image = image if self.transform is None else self.transform(image)
         return {"image": image, "meta": {"label": 3 * index, "name": f"n{index}"}}

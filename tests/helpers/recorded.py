@@ -22,6 +22,7 @@ from dataloaders.replaying.tail import DeviceTail
 from dataloaders.specification import view_of
 
 from .compare import same, seed_everything
+from .datasets import MapDataset
 from .pictures import saved, smooth
 
 
@@ -50,17 +51,13 @@ def path(number: int, format: str = "JPEG", mode: str = "RGB") -> str:
     return str(file)
 
 
-class Code(Dataset[Any]):
+class Code(MapDataset):
     """A dataset whose sample is what a function of the index returns, or raises, and the states."""
 
-    def __init__(self, function: Callable[[int], Any], count: int = 5) -> None:
-        self.function = function
-        self.count = count
+    def __init__(self, function: Callable[[int], Any], size: int = 5) -> None:
+        super().__init__(None, size, function=function)
 
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
+    def sample(self, index: int) -> Any:
         seed_everything(index)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -72,18 +69,14 @@ class Code(Dataset[Any]):
         return value, hashlib.sha256(repr(states).encode()).hexdigest()
 
 
-class Photos(Dataset[Any]):
+class Photos(MapDataset):
     """``make(image)`` of each file, opened by Pillow as RGB."""
 
     def __init__(self, files: Sequence[bytes], make: Callable[[Any], Any]) -> None:
-        self.files = list(files)
-        self.make = make
+        super().__init__(None, len(files), files=list(files), make=make)
 
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, key: int) -> Any:
-        return self.make(Image.open(io.BytesIO(self.files[key])).convert("RGB"))
+    def sample(self, index: int) -> Any:
+        return self.make(Image.open(io.BytesIO(self.files[index])).convert("RGB"))
 
 
 def both(
