@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,6 +37,7 @@ from dataloaders.errors import CacheError
 from helpers.cached import Point, spoil
 from helpers.compare import assert_same, same
 from helpers.datasets import MapDataset
+from helpers.processes import becomes_true
 
 
 def fixed(values: np.random.Generator, row: int) -> Any:
@@ -216,7 +216,7 @@ class Caches(RuleBasedStateMachine):
         shard = {} if ranks == 1 else {"shard": (rank % ranks, ranks), "wait": False}
         pid = self.start(moment, num_workers=workers, **shard)
         status = ended(pid)
-        assert left_of_group(pid) == []
+        assert becomes_true(lambda: not left_of_group(pid))  # soon after it
         # The process that reads is a worker, or the one that looks at samples before a build.
         killed_worker = status in (2, 3) and moment.whom == "reader" and workers
         has_none = status == 2 and ranks > len(self.dataset)  # then a rank has no samples
@@ -414,17 +414,13 @@ class Caches(RuleBasedStateMachine):
 
 
 def left_of_group(pid: int) -> list[psutil.Process]:
-    """Return the processes of a builder's group that do not end soon after it."""
-    deadline = time.monotonic() + 20
-    while True:
-        alive = []
-        for process in psutil.process_iter():
-            with suppress(OSError, psutil.Error):
-                if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
-                    alive.append(process)
-        if not alive or time.monotonic() > deadline:
-            return alive
-        time.sleep(0.01)
+    """Return the processes of a builder's group."""
+    alive = []
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+    return alive
 
 
 def ended(pid: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as nps
 from PIL import Image
 
 from dataloaders.cache import CachedDataset
@@ -119,18 +120,7 @@ _FEW = st.integers(0, 3)
 _SHAPES = st.lists(_FEW, max_size=3).map(tuple)
 
 
-@st.composite
-def arrays(draw: st.DrawFn) -> Any:
-    dtype = np.dtype(draw(st.sampled_from(sorted(DTYPES))))
-    shape = draw(_SHAPES)
-    count = int(np.prod(shape))
-    raw = draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
-    if dtype.kind == "b":
-        raw = bytes(byte & 1 for byte in raw)
-    array = np.frombuffer(raw, dtype).reshape(shape)
-    if draw(st.booleans()) and shape:
-        array = array.transpose()
-    return array[()] if not shape and draw(st.booleans()) else array
+ARRAYS = nps.arrays(st.sampled_from([np.dtype(name) for name in sorted(DTYPES)]), _SHAPES)
 
 
 @st.composite
@@ -147,9 +137,9 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 
 
 @st.composite
-def images(draw: st.DrawFn) -> Image.Image:
-    mode = draw(st.sampled_from(MODES))
-    size = draw(st.tuples(_FEW, _FEW))
+def images(draw: st.DrawFn, modes: Sequence[str] = MODES, smallest: int = 0) -> Image.Image:
+    mode, side = draw(st.sampled_from(modes)), st.integers(smallest, 9)
+    size = draw(st.tuples(side, side))
     made = Image.new(mode, size)
     if 0 in size:
         return made
@@ -195,7 +185,8 @@ LEAVES = st.one_of(
     st.binary(),
     st.binary().map(bytearray),
     st.lists(PLAIN | TEXT, max_size=3),
-    arrays(),
+    ARRAYS,
+    ARRAYS.map(lambda array: array.transpose() if array.ndim else array[()]),
     tensors(),
     images(),
     palettes(),
