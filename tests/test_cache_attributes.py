@@ -43,8 +43,7 @@ def test_of_an_image_folder(tmp_path):
     assert verify(tmp_path / "a.h5") == []
 
 
-def test_what_hdf5_info_and_verify_make_of_them(tmp_path, command):
-    path = tmp_path / "a.h5"
+def test_what_hdf5_info_and_verify_make_of_them(path, tmp_path, command):
     classes = ["cat", "\x1b[2J", "x" * 90, ("tench", "Tinca")]
     cached = kept(path, numbers(classes=classes, class_to_idx={"cat": 0, "\x1b[2J": 1}))
     with h5py.File(path) as file:
@@ -113,8 +112,7 @@ def test_of_several_datasets_what_all_agree_on(tmp_path):
         assert kept(tmp_path / f"{number}.h5", dataset).attributes == found
 
 
-def test_other_classes_than_the_file_was_built_with(tmp_path):
-    path = tmp_path / "a.h5"
+def test_other_classes_than_the_file_was_built_with(path):
     kept(path, numbers(classes=["cat", "dog"], class_to_idx={"cat": 0, "dog": 1}))
     message = (
         "was built from something else: classes: 2 when it was built, 3 now; the first that "
@@ -131,8 +129,7 @@ def test_other_classes_than_the_file_was_built_with(tmp_path):
     assert new.classes == ["cat", "cow", "dog"]
 
 
-def test_joined_shards(tmp_path):
-    path = tmp_path / "a.h5"
+def test_joined_shards(path, tmp_path):
     names = [f"n{number:029d}" for number in range(3000)]
     dataset = numbers(7, classes=names, class_to_idx={name: n for n, name in enumerate(names)})
     for rank in range(3):

@@ -20,9 +20,8 @@ def test_large_columns_begin_on_a_page(tmp_path):
     assert all(place % 4096 == 0 for place in places)
 
 
-def test_h5py_reads_the_same_values(tmp_path):
+def test_h5py_reads_the_same_values(path):
     samples = mixed(30)
-    path = tmp_path / "a.h5"
     build(path, samples, failed=[(1, "é"), (31, "b")])
     with h5py.File(path) as file:
         assert dict(file.attrs) == {"format": b"dataloaders cache", "version": 4, "rows": 30}

@@ -133,8 +133,7 @@ def test_only_the_shards_that_are_read_are_mapped(tmp_path):
 # Shards that are not what was joined
 
 
-def test_a_shard_that_is_missing_cut_or_another_one(tmp_path):
-    path = tmp_path / "a.h5"
+def test_a_shard_that_is_missing_cut_or_another_one(path, tmp_path):
     joined(tmp_path, mixed(12), 4)
     one, other = shards(tmp_path)[1:3]
     whole, others = one.read_bytes(), other.read_bytes()

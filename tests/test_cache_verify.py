@@ -56,8 +56,7 @@ def test_every_bit_of_the_header_counts(tmp_path, whole):
             assert damage.what.startswith("the index: ")
 
 
-def test_several_damages_in_the_order_of_the_file(tmp_path):
-    path = tmp_path / "a.h5"
+def test_several_damages_in_the_order_of_the_file(path, tmp_path):
     index = build(path, [np.full(BLOCK, row % 250, np.uint8) for row in range(300)])
     data, seen = path.read_bytes(), []
     assert verify(str(path), lambda done, of: seen.append((done, of))) == []
