@@ -17,6 +17,7 @@ from dataloaders import cache, cli
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cli.cache_options import FLAGS, add_parsers
 from dataloaders.cli.photos import make_photos
+from helpers import warm
 from helpers.cached import spoil
 from helpers.photos import write_folder
 from helpers.pictures import smooth
@@ -175,14 +176,8 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(command):
 
 def test_names_that_the_terminal_cannot_show_are_escaped(command, tmp_path):
     precompute([{"\u4e2d": 1}], tmp_path / "a.h5", num_workers=0)
-    done = subprocess.run(
-        [sys.executable, "-m", "dataloaders", "cache", "info", tmp_path / "a.h5"],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["-m", "dataloaders", "cache", "info", tmp_path / "a.h5"]
+    done = warm.run(words, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert r"\u4e2d" in done.stdout
 
 

@@ -1,7 +1,6 @@
 """A batch made by several threads: the same batch, torch's own settings untouched, none left."""
 
 import gc
-import os
 import threading
 
 import numpy as np
@@ -15,6 +14,7 @@ from backends.h5.threads import Threads
 from dataloaders import DataLoader
 from helpers.compare import assert_same
 from helpers.datasets import Made
+from helpers.processes import is_true_in_a_fork
 
 LARGE = 1 << 30
 
@@ -40,12 +40,13 @@ def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split():
     seen.clear()
     with pytest.raises(ValueError, match="the first part"):
         threads.split(10, LARGE, part)
-    pid = os.fork()
-    if pid == 0:  # a child has threads of its own
+
+    def is_split():
         done = []
         threads.split(3, LARGE, lambda begin, _: done.append(begin))
-        os._exit(sorted(done) != [0, 1, 2])
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        return sorted(done) == [0, 1, 2]
+
+    assert is_true_in_a_fork(is_split)  # by threads of its own
     threads.close()
     assert sorted(seen) == [(0, 3, 1), (3, 6, 1), (6, 10, 1)]
     assert (torch.get_num_threads(), running()) == (before, others)

@@ -1,8 +1,5 @@
 """Shared memory for the files of recorded batches, used again."""
 
-import os
-import signal
-
 import pytest
 import torch
 import torch.utils.data
@@ -12,6 +9,7 @@ from backends.stock import Stock
 from dataloaders import DataLoader
 from helpers.compare import assert_same
 from helpers.pictures import noise, saved
+from helpers.processes import is_true_in_a_fork
 from helpers.recorded import Photos, recording, replayed
 
 TorchLoader = torch.utils.data.DataLoader
@@ -71,12 +69,7 @@ def test_a_forked_child_that_drops_a_batch_does_not_free_its_slot():
     batches = iter(recorded(photos(24)))
     held = [next(batches)]  # torch's threads do not survive the fork
     expected = held[0].files.clone()
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(60)
-        held.clear()
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert is_true_in_a_fork(lambda: held.clear() is None)
     for batch in batches:
         del batch
     assert torch.equal(held[0].files, expected)
