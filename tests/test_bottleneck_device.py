@@ -1,7 +1,6 @@
 """The check where the step's device runs behind the host: played, on a virtual time, exact."""
 
 import re
-import sys
 import threading
 
 import pytest
@@ -187,7 +186,6 @@ def test_no_block_waits_for_the_device_but_at_its_end():
 
 
 class TestClocks:
-    @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
     def test_what_workers_and_other_processes_use_is_known_apart(self):
         before = HostClock().held_up()
         data = MapDataset(lambda index: burn("work", 0.01) or index, 100)

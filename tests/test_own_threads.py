@@ -97,7 +97,6 @@ def test_ctrl_c_delivered_to_another_thread_ends_a_wait(interrupted_elsewhere):
     assert not thread.is_alive()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_forked_while_a_thread_is_limited_can_limit_its_own():
     ended = threading.Event()
 

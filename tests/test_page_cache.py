@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ from helpers.processes import becomes_true
 
 PAGE = mmap.PAGESIZE
 PAGES = 64
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux's page cache")
 
 
 def on_disk(path):
@@ -107,8 +105,6 @@ def share(path):
 
 @pytest.mark.parametrize("compress", [None, "zstd"])
 def test_will_read_brings_the_rows_of_a_cache(tmp_path, compress):
-    if compress:
-        pytest.importorskip("zstandard")
     random = np.random.default_rng(0)
     samples = [
         {

@@ -109,7 +109,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="another system is itself, and plays no other")
 @pytest.mark.nightly
 def test_plain_loaders_work_and_the_rest_says_what_is_missing(tmp_path):
     program = tmp_path / "program.py"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import dataloaders
+from backends.h5 import H5
 from backends.prefetch import Prefetch
 from backends.stock import Stock
 from dataloaders import DataLoader
@@ -135,9 +136,8 @@ def test_backend_auto_uses_what_was_learned_and_explain_says_since_when(monkeypa
 
 
 def test_backend_auto_is_stock_where_the_learned_one_cannot_serve(tmp_path):
-    h5 = pytest.importorskip("backends.h5")
     loader = DataLoader(NUMBERS, 4, backend="auto")
-    learn(loader, auto.entry_of(h5.H5(tmp_path / "gone.h5", build="never")))
+    learn(loader, auto.entry_of(H5(tmp_path / "gone.h5", build="never")))
     with pytest.warns(BackendWarning, match="h5 cannot serve a loader any more: there is no cache"):
         assert len(list(loader)) == 25
     assert any("cannot serve a loader any more" in one for one in loader.explain().notes)

@@ -4,7 +4,6 @@ import json
 import math
 import multiprocessing
 import os
-import sys
 import time
 from dataclasses import replace
 from time import thread_time
@@ -160,7 +159,6 @@ def test_transforms_and_functions_have_their_shares():
     assert "fetch" not in report.stalls
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is in memory")
 @pytest.mark.parametrize(
     ("kind", "workers"),
     [
