@@ -161,7 +161,6 @@ lightning.Trainer(
 @pytest.mark.nightly
 def test_lightnings_combined_loader_and_its_checkpoint(tmp_path):
     """Each step waits 20 ms for the loader that is not measured."""
-    pytest.importorskip("lightning")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model.ckpt").write_text("of three weeks")
     result = tmp_path / "report.json"

@@ -64,7 +64,6 @@ def test_the_check_can_be_called_in_code():
 
 @pytest.mark.parametrize("seconds", [0.001, pytest.param(4, marks=pytest.mark.nightly)])
 def test_a_check_a_switch_to_dali_and_a_check_again(photos, seconds):
-    pytest.importorskip("nvidia.dali")
     words = ("--data", photos, "--batch-size", 2, "--seconds", seconds, "--device", "cpu")
     printed = run(EXAMPLES / "switch_to_dali.py", *words)
     if seconds < 1:

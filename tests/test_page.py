@@ -98,7 +98,6 @@ def test_without_a_sure_gain_the_page_begins_with_the_advice():
 
 @pytest.fixture(scope="module")
 def chromium():
-    pytest.importorskip("playwright.sync_api")
     try:
         with picture.browser() as found:
             yield found
