@@ -21,6 +21,7 @@ from bench.check.played import HostOn, PlayedLoader, VirtualTime
 from dataloaders import DataLoader, bottleneck_check
 from dataloaders.bottleneck import Check, check_bottleneck
 from dataloaders.errors import CheckError, OptionError
+from helpers.compare import assert_same, generator_states
 from helpers.datasets import MapDataset, Waiting, wait
 
 
@@ -480,13 +481,10 @@ class TestTraces:
 
         for options in ({"generator": generator}, {"seed": 3}):
             loader = DataLoader(rows, 3, shuffle=True, **options)
-            before = generator.get_state(), torch.get_rng_state(), random.getstate()
+            before = generator_states(loader)
             checked(loader, step, time, 1)
-            assert torch.equal(generator.get_state(), before[0])
-            assert torch.equal(torch.get_rng_state(), before[1])
-            assert random.getstate() == before[2]
-        fresh = DataLoader(rows, 3, shuffle=True, seed=3)
-        assert all(torch.equal(one[0], other[0]) for one, other in zip(loader, fresh, strict=True))
+            assert_same(generator_states(loader), before)
+        assert_same(list(loader), list(DataLoader(rows, 3, shuffle=True, seed=3)))
 
 
 class TestErrors:

@@ -23,7 +23,7 @@ from torch.utils.data import get_worker_info
 from dataloaders.cache import CachedDataset, Compressed, estimate, precompute, verify
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers.cached import spoil
-from helpers.compare import assert_same
+from helpers.compare import assert_same, generator_states
 from helpers.datasets import CountingStream, Made, Numbered
 from helpers.processes import children, is_true_in_a_fork, wait_until_gone
 
@@ -374,11 +374,7 @@ def drawn(index):
 
 
 def test_allow_random_keeps_one_draw_the_same_in_any_process(tmp_path):
-    torch.manual_seed(1)
-    random.seed(2)
-    np.random.seed(3)
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    contents = set()
+    before, contents = generator_states(), set()
     for number, (workers, rows) in enumerate([(0, 40), (2, 3), (1, 7)]):
         path, options = tmp_path / f"{number}.h5", {"num_workers": workers, "rows": rows}
         cached = build(Made(drawn, SIZE), path, allow_random=True, **options)
@@ -386,9 +382,7 @@ def test_allow_random_keeps_one_draw_the_same_in_any_process(tmp_path):
         build(Numbered(), tmp_path / f"n{number}.h5", num_workers=workers)
     assert len(contents) == 1
     assert len({sample["c"] for sample in cached}) == SIZE
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-    assert np.random.get_state()[1].tolist() == before[2]
+    assert_same(generator_states(), before)
 
 
 def test_what_no_seed_fixes(path):

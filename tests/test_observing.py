@@ -26,6 +26,7 @@ from backends.synthetic import Synthetic
 from dataloaders import DataLoader, observing, wrap
 from dataloaders.cache import estimate, precompute
 from dataloaders.errors import BackendUnavailable, CacheError
+from helpers.compare import assert_same, generator_states
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
@@ -242,12 +243,11 @@ def raises(dataset):
 def test_the_process_is_like_a_worker_of_the_loader_and_draws_nothing_here(tmp_path):
     generator = torch.Generator().manual_seed(1)
     options = {"shuffle": True, "generator": generator, "worker_init_fn": start}
-    states = torch.get_rng_state(), generator.get_state()
+    states = generator_states(), generator.get_state()
     for workers, worker_info in ((2, ((0, 2, True), 0)), (0, (None, None))):
         loader = DataLoader(Images(tmp_path), 4, num_workers=workers, **options)
         assert observing.observe(loader, facts) == (*worker_info, 1, os.getpid())
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert torch.equal(generator.get_state(), states[1])
+    assert_same((generator_states(), generator.get_state()), states)
 
 
 def test_what_the_look_raises_is_raised_here(tmp_path):
