@@ -131,20 +131,13 @@ def wait(seconds: float) -> None:
     time.sleep(seconds)
 
 
-class Waiting(Dataset[torch.Tensor]):
-    """``length`` samples, each the tensor of its index, each after ``seconds`` (of ``wait``)."""
+class Waiting(MapDataset):
+    """``size`` samples, each the tensor of its index, each after ``seconds`` (of ``wait``)."""
 
-    def __init__(self, length: int, seconds: float, wait: Callable[[float], None] = wait) -> None:
-        self.length = length
-        self.seconds = seconds
-        self.wait = wait
+    def __init__(self, size: int, seconds: float, wait: Callable[[float], None] = wait) -> None:
+        super().__init__(None, size, seconds=seconds, wait=wait)
 
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if not 0 <= index < self.length:
-            raise IndexError(index)
+    def sample(self, index: int) -> torch.Tensor:
         self.wait(self.seconds)
         return torch.full((4,), float(index))
 
