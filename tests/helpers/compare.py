@@ -69,7 +69,6 @@ def assert_same(
     *,
     strides: bool = True,
     storage: bool = False,
-    device: bool = True,
 ) -> None:
     """Assert that two values are the same to the bit, all the way down.
 
@@ -81,9 +80,8 @@ def assert_same(
         where: what the message calls the value.
         strides: whether tensors have the same strides.
         storage: whether their memory is alike too: shared or not, how large, and where it begins.
-        device: whether they are on the same device.
     """
-    difference = _difference(ours, theirs, where, _Compared(strides, storage, device))
+    difference = _difference(ours, theirs, where, _Compared(strides, storage))
     assert difference is None, difference
 
 
