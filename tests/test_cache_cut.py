@@ -136,10 +136,6 @@ class Wrapped(Dataset):
         return self.change(index, *self.inner[index])
 
 
-def as_dict(index, image, label):
-    return {"index": index, "inputs": {"image": image}, "label": label}
-
-
 class Views:
     """Two crops of one image, as contrastive learning makes them."""
 
@@ -171,7 +167,10 @@ HOLDERS = {
         ConcatDataset([folder(TRAIN), folder(train())]), [0, 7, 11]
     ),
     "StackDataset": lambda folder: StackDataset(a=folder(TRAIN), b=folder(train())),
-    "own dict": lambda folder: Wrapped(Subset(folder(TRAIN), [3, 4]), as_dict),
+    "own dict": lambda folder: Wrapped(
+        Subset(folder(TRAIN), [3, 4]),
+        lambda index, image, label: {"index": index, "inputs": {"image": image}, "label": label},
+    ),
     "a part of a namedtuple": lambda folder: Wrapped(
         folder(TRAIN), lambda index, image, label: {"a": [1, (2, Point(3, image))], "b": label}
     ),
@@ -277,10 +276,6 @@ class Sometimes(ImageFolder):
         return v1.functional.to_tensor(self.loader(self.samples[index][0])), 0
 
 
-def repeated(text):
-    return text * int(torch.randint(1, 4, ()))
-
-
 class Texts(Made):
     """A sample is one leaf of JSON, of which the transform's value is a part."""
 
@@ -289,7 +284,8 @@ class Texts(Made):
 
 
 def test_a_part_of_a_leaf_is_finished_live(build):
-    texts = Texts(size=SIZE, transform=v1.Compose([repeated]))
+    repeated = v1.Compose([lambda text: text * int(torch.randint(1, 4, ()))])
+    texts = Texts(size=SIZE, transform=repeated)
     cached = build(texts)
     assert cached.index.tail
     assert_all_equal(cached, texts)

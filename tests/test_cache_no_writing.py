@@ -49,11 +49,6 @@ class Pictures(Made):
         return self.transform(smooth(index)), index % 2
 
 
-def ran(folder, code):
-    """What a process does that this is the code of."""
-    return warm.run(["-c", START + code, folder], timeout=100)
-
-
 READ = """
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -92,5 +87,5 @@ def test_rows_are_read_verified_and_made_batches(tmp_path):
         precompute(Pictures(), tmp_path / "joined.h5", **options)
     numbers = Made(lambda index: torch.arange(4000 + 100 * index) // (index + 1), 30)
     precompute(numbers, tmp_path / "zstd.h5", num_workers=0, compress="zstd")
-    done = ran(tmp_path, READ)
+    done = warm.run(["-c", START + READ, tmp_path], timeout=100)
     assert done.stdout.split() == sorted(path.name for path in tmp_path.glob("*.h5"))

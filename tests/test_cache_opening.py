@@ -217,14 +217,6 @@ def test_without_a_path_what_a_dataset_holds_is_not_copied(opened_before, size, 
         assert bool(opened(dataset)[1]) == is_read
 
 
-def another_file(folder):
-    (folder / "h").write_text("70")
-
-
-def a_file_more(folder):
-    (folder / "i").write_text("8")
-
-
 def a_note_cut_short(folder):
     for note in (folder.parent / "cache" / "h5").glob("*.json"):
         note.write_text(note.read_text()[:-9])
@@ -238,8 +230,8 @@ def a_note_cut_short(folder):
         (None, lambda folder: Files(folder, "abcdefg"), range(7)),
         (None, lambda folder: Files(folder, "bacdefgh"), [1, 0, *range(2, 8)]),
         (None, lambda folder: Subset(Files(folder), range(8)), range(8)),
-        (another_file, Files, [*range(7), 70]),
-        (a_file_more, Files, range(8)),
+        (lambda folder: (folder / "h").write_text("70"), Files, [*range(7), 70]),
+        (lambda folder: (folder / "i").write_text("8"), Files, range(8)),
         (a_note_cut_short, Files, range(8)),
     ],
 )

@@ -48,9 +48,6 @@ GUIDE = v1.Compose(
 )
 
 
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
-
-
 def pair(dataset, **options):
     """The same loader on stock and on dali."""
     options = {"batch_size": 4, **options}
@@ -94,10 +91,10 @@ class Streamed(CountingStream):
         return (self.photos[number] for number in super().__iter__())
 
 
-@WORKERS
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_samples_of_every_kind_of_dataset_are_stocks(num_workers):
     kinds = StackDataset(
-        target_transform=folder(V1, target_transform=blurred),
+        target_transform=folder(V1, target_transform=lambda target: target + float(torch.rand(()))),
         mnist=Digits(v1.Compose([v1.RandomCrop(20), v1.ToTensor()])),
         subset=Subset(folder(V1), [3, 1, 1, 8, 2, 0, 0, 4, 9, 10, 7]),
         concat=ConcatDataset([Subset(folder(V1), range(7)), Subset(folder(V1), range(4))]),
@@ -113,10 +110,6 @@ def test_datasets_of_torchvision_are_stocks(tmp_path):
     joint = OF_TORCHVISION["voc_segmentation"](tmp_path / "joint", transforms=chain)
     kinds += [joint, datasets.wrap_dataset_for_transforms_v2(joint)]
     assert_stocks(ConcatDataset(kinds), shuffle=True, seed=5, collate_fn=list)
-
-
-def blurred(target):
-    return target + float(torch.rand(()))
 
 
 # Collation

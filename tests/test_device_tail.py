@@ -236,16 +236,13 @@ def test_batches_of_other_sorts():
     check(lambda: Pictures(normalized()), collate_fn=now_and_then)
 
 
-def worked_on(own, index):
-    image, _ = plain(own, index)
-    return image, image * 1.5
-
-
 def test_floats_of_other_origin_stay_floats():
     data = StackDataset(
         erased=Pictures(normalized(), erasing),
         beside_others=Pictures(normalized(), beside_others),
-        beside_arithmetic=Pictures(normalized(), worked_on),
+        beside_arithmetic=Pictures(
+            normalized(), lambda *own: (image := plain(*own)[0], image * 1.5)
+        ),
         beside_arrays=ConcatDataset([Pictures(normalized(), size=5), Pictures(None, arrays, 4)]),
         ints=Pictures(v1.ToTensor(), once(Image.new("I", (12, 10)))),
         floats=Pictures(v1.ToTensor(), once(np.ones((10, 12, 3), np.float32))),

@@ -30,7 +30,6 @@ from helpers.pictures import smooth
 
 COUNT = 12
 ONE, THREE = ((20, 24),), ((20, 24), (31, 17), (20, 16))
-SMALL_LAST = ((20, 24),) * 11 + ((8, 8),)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AT_ONCE = "batches are made at once"
 
@@ -413,7 +412,7 @@ def test_floats_of_images_that_are_made_one_by_one(caches, lib, mode, sizes, see
 
 @pytest.mark.parametrize("seed", [None, 1])
 def test_an_image_smaller_than_its_crop_is_torchvisions_error(seed):
-    iterator = iter(DataLoader(cropped(sizes=SMALL_LAST), 6, seed=seed, backend=H5()))
+    iterator = iter(DataLoader(cropped(sizes=ONE * 11 + ((8, 8),)), 6, seed=seed, backend=H5()))
     state = torch.get_rng_state()
     assert len(next(iterator)["label"]) == 6
     with pytest.raises(ValueError, match="is larger than input image size"):

@@ -210,6 +210,10 @@ class Lines(IterableDataset):
 def test_reading_on_where_a_file_is_open(tmp_path):
     """A fork reads on after what was read here, and what it reads is read here as well."""
     dataset, batches = Lines(tmp_path / "lines"), []
+
+    def a_line_far_on(dataset):
+        return next(itertools.islice(dataset, 2999, None))
+
     with dataset.file:
         loader = DataLoader(dataset, 100)
         for batch in loader:
@@ -217,10 +221,6 @@ def test_reading_on_where_a_file_is_open(tmp_path):
             if len(batches) == 10:  # at the end of a buffer
                 assert observing.observe(loader, a_line_far_on) == 3999
     assert torch.equal(torch.cat(batches), torch.arange(20_000))
-
-
-def a_line_far_on(dataset):
-    return next(itertools.islice(dataset, 2999, None))
 
 
 # The process that looks

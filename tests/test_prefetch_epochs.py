@@ -26,8 +26,6 @@ from helpers.compare import assert_same, generator_states, seed_everything
 from helpers.contract import Unloadable
 from helpers.datasets import SIZE, MapDataset, integer_sample
 
-TorchLoader = torch.utils.data.DataLoader
-
 
 class Noting(MapDataset):
     """Samples of the index, the worker and draws from every process-wide generator."""
@@ -144,7 +142,7 @@ def _assert_torchs(program):
     # More batches ahead than torch has in flight would ask the sampler for the difference.
     ahead = max(1, min(2, program["workers"] * program["prefetch_factor"]))
     seed = program["seed"]  # of the order too: as on stock
-    reference = (TorchLoader, {}) if seed is None else (DataLoader, {"seed": seed})
+    reference = (torch.utils.data.DataLoader, {}) if seed is None else (DataLoader, {"seed": seed})
     expected = run(program, reference[0], **reference[1])
     assert_same(run(program, DataLoader, backend=Prefetch(ahead=ahead), seed=seed), expected)
 

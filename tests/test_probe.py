@@ -18,13 +18,13 @@ def runs_out():
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmuch")
 
 
-def runs_out_on_the_host():
-    torch.empty(1 << 50, dtype=torch.uint8)
-
-
 @pytest.mark.parametrize(
     ("most", "largest", "fails"),
-    [(100, 100, runs_out), (3, 3, runs_out_on_the_host), (0, None, runs_out)],
+    [
+        (100, 100, runs_out),
+        (3, 3, lambda: torch.empty(1 << 50, dtype=torch.uint8)),
+        (0, None, runs_out),
+    ],
 )
 def test_sizes_double_and_the_gap_is_halved(most, largest, fails):
     asked = []

@@ -493,11 +493,10 @@ def test_a_dataset_that_fails_on_stand_ins_is_asked_again_once():
     assert all(map(equal, made, loader))
 
 
-def opens(samples):
-    return torch.stack([tensor(index % 5) for index in samples])
-
-
 def test_images_opened_in_collation_are_recorded():
+    def opens(samples):
+        return torch.stack([tensor(index % 5) for index in samples])
+
     loader = DataLoader(range(8), 4, num_workers=1, collate_fn=opens)
     sent = list(recording(loader))
     assert all(equal(replayed(one), other) for one, other in zip(sent, loader, strict=True))

@@ -16,7 +16,6 @@ from helpers.datasets import CountingStream, MapDataset
 from helpers.photos import folder
 from helpers.processes import wait_until_gone
 
-TorchLoader = torch.utils.data.DataLoader
 SQUARES = [index * index for index in range(20)]
 KEPT = {"num_workers": 1, "persistent_workers": True}
 
@@ -66,7 +65,7 @@ def test_a_loader_that_leaves_prefetch_for_stock_gets_torchs_own_iterator():
 
 
 def test_wrap_leaves_the_workers_of_the_original_loader_alone():
-    theirs = TorchLoader(ordinary(), **KEPT)
+    theirs = torch.utils.data.DataLoader(ordinary(), **KEPT)
     iterator = iter(theirs)
     next(iterator)
     ours = wrap(theirs)

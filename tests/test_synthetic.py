@@ -24,11 +24,10 @@ def photo(index):
     }
 
 
-def drawn(index):
-    return torch.tensor([random.random(), np.random.rand(), torch.rand(())])
-
-
-PHOTOS, DRAWING = MapDataset(photo, 10), MapDataset(drawn, 10)
+PHOTOS = MapDataset(photo, 10)
+DRAWING = MapDataset(
+    lambda _: torch.tensor([random.random(), np.random.rand(), torch.rand(())]), 10
+)
 
 
 def synthetic(dataset=None, batch_size=2, **options):
@@ -119,10 +118,6 @@ class Unreadable(MapDataset):
         return torch.zeros(2)
 
 
-def open_in_worker(worker_id):
-    get_worker_info().dataset.opened = True
-
-
 def test_like_reads_no_sample_and_a_worker_reads_what_worker_init_fn_opens():
     backend = Synthetic(like={"x": torch.rand(4, 2), "kept": torch.arange(4)})
     batches = list(synthetic(Unreadable(photo, 10), 4, backend=backend))
@@ -130,7 +125,8 @@ def test_like_reads_no_sample_and_a_worker_reads_what_worker_init_fn_opens():
     assert batches[2]["kept"].tolist() == [0, 1]
     with pytest.raises(OSError, match="not open"):
         iter(synthetic(Unreadable(photo, 10), 4))
-    opened = synthetic(Unreadable(photo, 10), 4, num_workers=2, worker_init_fn=open_in_worker)
+    opens = {"worker_init_fn": lambda _: setattr(get_worker_info().dataset, "opened", True)}
+    opened = synthetic(Unreadable(photo, 10), 4, num_workers=2, **opens)
     assert [len(batch) for batch in opened] == [4, 4, 2]
 
 
