@@ -57,9 +57,8 @@ def read(folder):
     return read
 
 
-def column_of(whole, name):
-    (found,) = (column for column in whole.fields["columns"] if column["name"] == name)
-    return found
+def put(data, place, new):
+    return data[:place] + new + data[place + len(new) :]
 
 
 def test_the_files_that_nobody_spoilt(read, wholes):
@@ -337,10 +336,10 @@ def test_shards_in_another_order_and_other_counts_and_names(tmp_path, read, whol
 )
 def test_a_row_that_leads_elsewhere(read, whole, array, row, value, message):
     name, part = array.split()
-    place, width = column_of(whole, name)[part][0], 1 if part == "codes" else 8
-    spoilt = bytearray(whole.data)
-    spoilt[place + width * row : place + width * (row + 1)] = value.to_bytes(width, "little")
-    said = read(bytes(spoilt))
+    (column,) = (each for each in whole.fields["columns"] if each["name"] == name)
+    width = 1 if part == "codes" else 8
+    place = column[part][0] + width * row
+    said = read(put(whole.data, place, value.to_bytes(width, "little")))
     assert re.search(message, said), said
     assert f"column '{name}'" in said
     assert "the file is damaged: find where with verify()" in said
@@ -348,17 +347,16 @@ def test_a_row_that_leads_elsewhere(read, whole, array, row, value, message):
 
 def test_more_of_a_shape_than_there_are_dimensions(tmp_path, read):
     build(tmp_path / "a.h5", [np.zeros((2, 2)), np.zeros(3)])
-    spoilt = bytearray((tmp_path / "a.h5").read_bytes())
-    spoilt[Whole(bytes(spoilt)).fields["columns"][0]["shapes"][0] + 24] = 1
-    assert "row 1: its shape is [3, 1], of 1 dimensions" in read(bytes(spoilt))
+    whole = Whole((tmp_path / "a.h5").read_bytes())
+    place = whole.fields["columns"][0]["shapes"][0] + 24
+    assert "row 1: its shape is [3, 1], of 1 dimensions" in read(put(whole.data, place, b"\1"))
 
 
 def test_failed_samples_that_are_no_list(read, whole):
     place, size = whole.fields["failed"]["messages"]
     for text in (b"[" * size, b"{}", b'["a"]', b"[1, 2]", b"\xff" * size, b'["a","b","c"]'):
-        spoilt = bytearray(whole.data)
-        spoilt[place : place + size] = text[:size].ljust(size)
-        assert "the list of failed samples" in read(bytes(spoilt))
+        said = read(put(whole.data, place, text[:size].ljust(size)))
+        assert "the list of failed samples" in said
 
 
 @pytest.mark.parametrize(
@@ -387,24 +385,22 @@ def test_what_is_wrong_with_classes_is_said(tmp_path, whole, text, message):
 def test_json_is_utf8(tmp_path, read):
     """json itself guesses the encoding of bytes, and imports what decodes it."""
     build(tmp_path / "a.h5", [["a" * 28]], failed=[(1, "b" * 64)])
-    data = bytearray((tmp_path / "a.h5").read_bytes())
-    fields = Whole(bytes(data)).fields
+    whole = Whole((tmp_path / "a.h5").read_bytes())
     for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-8-sig"):
+        data, fields = whole.data, whole.fields
         for place, size in (fields["columns"][0]["values"], fields["failed"]["messages"]):
-            data[place : place + size] = ("[1]" + " " * size).encode(encoding)[:size]
-        said = read(bytes(data))
+            data = put(data, place, ("[1]" + " " * size).encode(encoding)[:size])
+        said = read(data)
         assert "cannot hold" in said
         assert "the list of failed samples" in said
 
 
 def test_a_bool_is_true_or_false(tmp_path):
     build(tmp_path / "a.h5", [(np.zeros(4, bool), True)])
-    data = bytearray((tmp_path / "a.h5").read_bytes())
-    for column in Whole(bytes(data)).fields["columns"]:
+    for column in Whole((tmp_path / "a.h5").read_bytes()).fields["columns"]:
         place, size = column["values"]
-        data[place : place + size] = b"\x02" * size
-    (tmp_path / "b.h5").write_bytes(data)
-    array, flag = CachedDataset(tmp_path / "b.h5")[0]
+        spoil(tmp_path / "a.h5", place, b"\x02" * size)
+    array, flag = CachedDataset(tmp_path / "a.h5")[0]
     assert array.tobytes() == b"\x01\x01\x01\x01"
     assert flag is True
 
