@@ -32,7 +32,7 @@ from bench.harness import Case, Result, Scale, show
 __all__ = ["CASES", "examine", "judge", "summarise"]
 
 _QUICK_STEP_S = 0.05
-_QUICK_BUDGET_S, _BUDGET_S = 13.0, 22.0  # it begins when steps are steady, after some seconds
+_QUICK_BUDGET_S, _BUDGET_S = 15.0, 22.0  # rounds end at 93 % of it
 _TINY = ("serial_double", "workers_free")
 
 Mark = Literal["right", "wrong", "inconclusive"]

@@ -25,7 +25,7 @@ from dataloaders.measuring.intervals import BlockTimes, Segment, block_of
 
 _BUDGET_SHARE = 0.15
 _LONGEST = 3  # times this share, if steps never agree or a cycle is long
-_EPOCH_SHARE = 0.2  # of the budget, that a first epoch may take
+_EPOCH_SHARE = 0.3  # of the budget, that a first epoch may take
 _MOST_KEPT = 1000
 _UNSTEADY = 4  # first steps: slower than the others, or on batches that were ready before
 _TAKEN_BEFORE = 2  # batches of an epoch that a script's loop got before it was taken over
