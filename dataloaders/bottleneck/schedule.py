@@ -85,7 +85,7 @@ class Schedule:
         self.length = length  # batches of an epoch, or None
         self._agree, self.alone = agree, agree is None
         # As long with 15 s as with more: what is rare is seen only by those who look long enough.
-        self._block_s = min(0.33, max(0.1, budget_s / 45))
+        self._block_s = min(1 / 3, max(0.1, budget_s / 45))
         self._longest_s = max(self._block_s, budget_s / 12)
         self._real_share = 1.0
         self.interrupted = False  # whether the loop ever did something else than step
