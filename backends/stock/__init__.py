@@ -107,14 +107,13 @@ class _StockSession(Session):
         if not self._backend.takes_ahead(loader):
             return None
         gathers = self._backend._obstacle(loader) is None
-        if loader.num_workers == 0:
-            view = self._view(self._seeded(loader, gathers), gathers)
-            return GatherEpoch(view._get_iterator())
-        workers = loader._iterator if loader.persistent_workers else None
-        if workers is not None and not isinstance(workers, AheadWorkers):
-            return None  # workers that somebody else started
         seeded = self._seeded(loader, gathers)
+        if loader.num_workers == 0:
+            return GatherEpoch(self._view(seeded, gathers)._get_iterator())
+        workers = loader._iterator if loader.persistent_workers else None
         if workers is not None:
+            if not isinstance(workers, AheadWorkers):
+                return None  # workers that somebody else started
             workers.begin(seeded)
             return WorkersEpoch(workers)
         # Not made by torch's method, which would repeat its warnings.
@@ -140,6 +139,7 @@ class _StockSession(Session):
             return loader
         if self._seeding is None:
             self._seeding = Seeding()
+            loader._iterator = None  # workers that were started without a seed
         # Gathering runs no user code: only the order has to be seeded.
         return self._seeding.view(loader, samples=not gathers)
 

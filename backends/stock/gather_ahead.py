@@ -41,9 +41,6 @@ class GatherEpoch(Ahead):
         finally:
             del index  # the error's traceback holds this frame, which must not hold the error
 
-    def __len__(self) -> int:
-        return len(self.iterator)
-
     def supply(self, batches: int) -> None:
         """Draw the indices of ``batches`` more batches; queue a sampler's error in their place."""
         for _ in range(batches):

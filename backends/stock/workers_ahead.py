@@ -152,9 +152,6 @@ class WorkersEpoch(Ahead):
     def __next__(self) -> Batch:
         return self.iterator.take(self)
 
-    def __len__(self) -> int:
-        return len(self.iterator)
-
     @property
     def is_over(self) -> bool:
         """Whether the epoch was cancelled, or a newer one has begun."""

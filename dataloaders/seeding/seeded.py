@@ -25,6 +25,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import (
     BatchSampler,
+    IterableDataset,
     IterDataPipe,
     MapDataPipe,
     RandomSampler,
@@ -53,7 +54,9 @@ class Seeding:
     """Make the seeded views of one loader, one for each epoch; the loader's session keeps this."""
 
     def __init__(self) -> None:
-        self._persistent: _View | None = None
+        # Of the epoch that began last, or in which the living persistent workers were started.
+        self._samples = False
+        self._stream = torch.zeros(2, dtype=torch.int64)
         self._sampler_counts = False
 
     def view(self, loader: Specification, *, samples: bool) -> Specification:
@@ -72,21 +75,27 @@ class Seeding:
         samplers are seeded.
 
         The epoch is the value given to ``loader.set_epoch``, else the ``epoch`` of a sampler once
-        that was set to other than 0, else the number of earlier ``iter()`` calls. While persistent
-        workers live, the same view is returned each time, set to the next epoch.
+        that was set to other than 0, else the number of earlier ``iter()`` calls. Persistent
+        workers that live get the view's sampler, and seed samples or not as when they were started.
 
         Raises:
             OptionError: while iterating, if ``__getitems__`` does not return a list of one sample.
             TypeError: while iterating, if a sampler's key has no stable content.
         """
         stream = (int(getattr(loader, "seed", None) or 0), self._epoch(loader))
-        if not (loader.persistent_workers and loader.num_workers > 0):
-            return _View(loader, stream, samples=samples).loader
-        if self._persistent is None or loader._iterator is None:
-            self._persistent = _View(loader, stream, samples=samples)
-        else:
-            self._persistent.begin(loader, stream)
-        return self._persistent.loader
+        workers: Any = loader._iterator
+        if workers is None:
+            self._samples = samples and not isinstance(loader.dataset, (IterDataPipe, MapDataPipe))
+            self._stream = torch.zeros(2, dtype=torch.int64)
+            if loader.num_workers > 0 and isinstance(loader.dataset, IterableDataset):
+                self._stream.share_memory_()  # type: ignore[no-untyped-call]
+        self._stream.copy_(torch.tensor([_signed(number) for number in stream]))
+        view = view_of(loader, **_seeded_order(loader, stream))
+        if self._samples:
+            view.__dict__.update(_seeded_samples(view, stream, self._stream))
+        if workers is not None:
+            workers._index_sampler = view._index_sampler
+        return view
 
     def _epoch(self, loader: Specification) -> int:
         given = getattr(loader, "_given_epoch", None)
@@ -117,84 +126,66 @@ def seed_generators(words: Words) -> None:
 _Stream: TypeAlias = tuple[int, int]  # (seed, epoch)
 
 
-class _View:
-    """A view, and what must change when it is used for another epoch."""
+def _seeded_order(loader: Specification, stream: _Stream) -> dict[str, Any]:
+    """Return the attributes of ``loader`` that draw in the main process, seeded for an epoch."""
+    state: dict[str, Any] = {}
+    batch_sampler: Any = loader.batch_sampler
+    batched = type(batch_sampler) is BatchSampler
+    # A custom batch sampler handles its own samplers.
+    inner = batch_sampler.sampler if batched else loader.sampler
+    if type(inner) in _RANDOM_SAMPLERS and getattr(inner, "generator", None) is None:
+        seeded = copy.copy(inner)
+        seeded.generator = _generator(stream, _SAMPLER)
+        if batched:
+            state["batch_sampler"] = copy.copy(batch_sampler)
+            state["batch_sampler"].sampler = seeded
+        if inner is loader.sampler:
+            state["sampler"] = seeded
+    if loader.generator is None:
+        state["generator"] = _generator(stream, _WORKERS)
+    return state
 
-    def __init__(self, loader: Specification, stream: _Stream, *, samples: bool) -> None:
-        view = view_of(loader)
-        state = view.__dict__
-        self.loader = view
-        self._random: tuple[Any, Any] | None = None
-        self._generator = torch.Generator()
-        self._base_generator = torch.Generator()
-        self._indices: _KeyedIndices | None = None
-        self._shared: torch.Tensor | None = None
 
-        batch_sampler = loader.batch_sampler
-        batched = type(batch_sampler) is BatchSampler
-        # A custom batch sampler handles its own samplers.
-        inner = batch_sampler.sampler if batched else loader.sampler  # type: ignore[union-attr]
-        if type(inner) in _RANDOM_SAMPLERS and getattr(inner, "generator", None) is None:
-            seeded = copy.copy(inner)
-            self._random = (inner, seeded)
-            if batched:
-                state["batch_sampler"] = copy.copy(batch_sampler)
-                state["batch_sampler"].sampler = seeded
-            if inner is loader.sampler:
-                state["sampler"] = seeded
-        if loader.generator is None:
-            state["generator"] = self._base_generator
-        if samples and not isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
-            self._seed_samples(loader)
-        self.begin(loader, stream)
+def _seeded_samples(loader: Specification, stream: _Stream, shared: torch.Tensor) -> dict[str, Any]:
+    """Return the attributes of ``loader`` that make samples and batches, seeded.
 
-    def begin(self, loader: Specification, stream: _Stream) -> None:
-        """Set the epoch to that of ``stream``; take over what the user changed on ``loader``."""
-        if self._random is not None:
-            original, seeded = self._random
-            seeded.__dict__.update(original.__dict__, generator=self._generator)
-        self._generator.manual_seed(_seed64(words_of(*stream, 0, 0, _SAMPLER)))
-        self._base_generator.manual_seed(_seed64(words_of(*stream, 0, 0, _WORKERS)))
-        called = loader._IterableDataset_len_called
-        self.loader.__dict__["_IterableDataset_len_called"] = called
-        if self._indices is not None:
-            self._indices.stream = stream
-        if self._shared is not None:
-            self._shared.copy_(torch.tensor([_signed(number) for number in stream]))
+    An iterable dataset reads (seed, epoch) from ``shared``, since persistent workers outlive an
+    epoch. Other samples get it with their keys.
+    """
+    state: dict[str, Any] = {
+        "collate_fn": _SeededCollate(loader.collate_fn),
+        "worker_init_fn": ShowsDataset(loader.worker_init_fn),
+    }
+    if isinstance(loader.dataset, IterableDataset):
+        state["dataset"] = _SeededIterable(loader.dataset, shared, _rank())
+    else:
+        name = "batch_sampler" if loader._auto_collation else "sampler"
+        state[name] = _KeyedIndices(getattr(loader, name), stream, batched=loader._auto_collation)
+        state["dataset"] = _SeededMap(loader.dataset)
+    return state
 
-    def _seed_samples(self, loader: Specification) -> None:
-        state = self.loader.__dict__
-        if isinstance(loader.dataset, torch.utils.data.IterableDataset):
-            # Persistent workers outlive the epoch: they read the next one from shared memory.
-            self._shared = torch.zeros(2, dtype=torch.int64)
-            if loader.num_workers > 0:
-                self._shared.share_memory_()  # type: ignore[no-untyped-call]
-            state["dataset"] = _SeededIterable(loader.dataset, self._shared, _rank())
-        else:
-            name = "batch_sampler" if loader._auto_collation else "sampler"
-            self._indices = _KeyedIndices(state[name], batched=loader._auto_collation)
-            state[name] = self._indices
-            state["dataset"] = _SeededMap(loader.dataset)
-        state["collate_fn"] = _SeededCollate(loader.collate_fn)
-        state["worker_init_fn"] = ShowsDataset(loader.worker_init_fn)
+
+def _generator(stream: _Stream, draw: int) -> torch.Generator:
+    words = words_of(*stream, 0, 0, draw)
+    return torch.Generator().manual_seed(words[0] | words[1] << 32)
 
 
 class _KeyedIndices:
     """A sampler's indices with what seeds their samples: (seed, epoch), keys, occurrences."""
 
-    def __init__(self, sampler: Iterable[Any], *, batched: bool) -> None:
+    def __init__(self, sampler: Iterable[Any], stream: _Stream, *, batched: bool) -> None:
         self._sampler = sampler
+        self._stream = stream
         self._batched = batched
-        self.stream: _Stream = (0, 0)
 
     def __iter__(self) -> Iterator[_Keyed]:
         # The sampler's iter() runs here and its next() later, when torch would call them.
-        return self._keyed(iter(self._sampler), self.stream)
+        return self._keyed(iter(self._sampler))
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
 
-    def _keyed(self, indices: Iterator[Any], stream: _Stream) -> Iterator[_Keyed]:
+    def _keyed(self, indices: Iterator[Any]) -> Iterator[_Keyed]:
         sampler: Any = self._sampler
         repeats = _repeats(sampler.sampler if type(sampler) is BatchSampler else sampler)
         position, step, period = repeats or (0, 0, 1)
@@ -210,7 +201,7 @@ class _KeyedIndices:
                 for key in map(stable_key, keys):
                     occurrences.append(seen[key])
                     seen[key] += 1
-            yield _Keyed(stream, keys if self._batched else index, occurrences)
+            yield _Keyed(self._stream, keys if self._batched else index, occurrences)
 
 
 class _Keyed(NamedTuple):
@@ -351,10 +342,6 @@ class _SeededCollate:
         with _states_kept():
             seed_generators(seeding)
             return self._collate_fn(samples)
-
-
-def _seed64(words: Words) -> int:
-    return words[0] | words[1] << 32
 
 
 def _signed(number: int) -> int:
