@@ -13,6 +13,8 @@ Each message says what was given, the rule, the value, and the next step.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 __all__ = [
     "BackendUnavailable",
     "BackendWarning",
@@ -63,10 +65,11 @@ def add_note(error: BaseException, note: str) -> None:
 
     Python 3.10 stores the note but does not print it.
     """
-    notes = getattr(error, "__notes__", None)
-    if notes is None:
-        notes = error.__notes__ = []  # type: ignore[attr-defined]
-    notes.append(note)
+    with suppress(AttributeError):  # an error that is a frozen dataclass takes no notes
+        notes = getattr(error, "__notes__", None)
+        if notes is None:
+            notes = error.__notes__ = []  # type: ignore[attr-defined]
+        notes.append(note)
 
 
 class BackendWarning(UserWarning):

@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
@@ -317,9 +317,7 @@ def _same_choice(before: str | Backend, now: str | Backend) -> bool:
 
 def _state_of(loader: _TorchLoader[Any]) -> dict[str, Any]:
     """Return the instance attributes of ``loader``, including all that torch's own loader has."""
-    if issubclass(type(loader), DataLoader):
-        return DataLoader.__getstate__(cast("DataLoader[Any]", loader))
-    state = dict(vars(loader))
+    state = state_of(loader)
     if "dataset" not in state:  # a wrapper around another loader, which forwards attribute access
         for name in vars(_TorchLoader([0])):  # type: ignore[arg-type]
             if hasattr(loader, name):

@@ -110,10 +110,8 @@ def load(name: str) -> type[Backend]:
         raise UnknownBackend(f"backend={name!r} is not a backend; the names are: {known}")
     module_name, _, class_name = entry.target.partition(":")
     try:
-        if entry.origin == "dataloaders":
-            module = importlib.import_module(_installed_name(module_name))
-        else:
-            module = importlib.import_module(module_name)
+        ours = entry.origin == "dataloaders"
+        module = importlib.import_module(_installed_name(module_name) if ours else module_name)
     except MissingDependency:
         raise
     except ImportError as error:

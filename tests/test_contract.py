@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch.utils.data
 
 from backends.h5 import H5
 from backends.prefetch import Prefetch
 from backends.stock import Stock
 from backends.synthetic import Synthetic
-from dataloaders import Backend, DataLoader
-from helpers.compare import assert_same, run_epochs, same
+from dataloaders import Backend
+from helpers.compare import same
 from helpers.contract import BackendContract, EpochContract, in_every_process
-from helpers.datasets import CASES, EVERYTHING, FEW, STREAMS
+from helpers.datasets import EVERYTHING, FEW, STREAMS
 from helpers.ends import EVERYDAY
 from helpers.processes import is_true_in_a_fork
 
@@ -26,13 +25,6 @@ class TestStock(BackendContract):
     @pytest.fixture
     def backend(self):
         return Stock()
-
-
-def test_without_a_backend_it_is_torchs_loader_to_the_bit():
-    for name in FEW:
-        ours = DataLoader(**CASES[name]())
-        theirs = torch.utils.data.DataLoader(**CASES[name]())
-        assert_same(run_epochs(ours), run_epochs(theirs))
 
 
 class TestPrefetch(BackendContract):

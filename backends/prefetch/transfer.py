@@ -80,7 +80,9 @@ class Transfer:
         """Begin to move ``batch``, and do the remainder; on one thread at a time."""
         if self.remainder is not None:
             with record_function("dataloaders: remainder"):
-                batch = self.remainder.apply(batch, move=_same, empty_like=self._pool.empty_like)
+                batch = self.remainder.apply(
+                    batch, move=lambda host: host, empty_like=self._pool.empty_like
+                )
         return Sent(batch)
 
     def receive(self, sent: Sent) -> Batch:
@@ -225,10 +227,6 @@ class StreamTransfer(Transfer):
             f"({describe(batch)}), with up to {self._alive} alive at once (ahead={self.slots}): "
             f"lower ahead, as in backend=Prefetch(ahead=1), or the batch size. {error}"
         )
-
-
-def _same(batch: Batch) -> Batch:
-    return batch
 
 
 def _is_plain(leaf: torch.Tensor) -> bool:
