@@ -68,6 +68,13 @@ def test_only_windows_are_decoded_and_each_view_has_its_own(replay):
     assert not {shape[:2] for shape in replay.decoder.shapes} & set(SIDES)
 
 
+def test_a_file_of_many_views_is_decoded_once(replay):
+    view = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
+    stock, recorded = both(Photos(FILES, lambda image: [view(image) for _ in range(5)]))
+    assert_same(replay.apply(recorded), stock)
+    assert sorted(replay.decoder.shapes) == sorted((*sides, 3) for sides in SIDES)
+
+
 def test_views_of_a_file_that_is_decoded_whole_share_its_pixels(replay, monkeypatch):
     opened, (factory, accepts) = [], Image.OPEN["PNG"]
     monkeypatch.setitem(Image.OPEN, "PNG", (lambda *of: opened.append(of) or factory(*of), accepts))

@@ -36,11 +36,32 @@ _Place: TypeAlias = tuple[int, Row, Pointwise, Tensor]
 """A row, its position in its stack, and what its last pass fills."""
 
 
+_MOST_WINDOWS = 3
+"""Of a file of which more views are made, all pixels are decoded, once."""
+
+
 class Decoder(Protocol):
     """Decodes files on the CPU, in whatever threads call it."""
 
     def decode(self, file: Any, window: Box) -> Any:
         """Return uint8 [H, W, 3] of a file's window; None: Pillow has to do it."""
+
+
+class _Whole:
+    """Decodes one file whole, and returns its windows."""
+
+    def __init__(self, decoder: Decoder, source: Node) -> None:
+        what = source.what
+        width, height = what.size if isinstance(what, program.Image) else what.shape[:0:-1]
+        self._decoder, self._file = decoder, source.args[0]
+        self._pixels = decoder.decode(self._file, (0, 0, width, height))
+
+    def decode(self, file: Any, window: Box) -> Any:
+        """See `Decoder`."""
+        left, upper, right, lower = window
+        if file is not self._file or self._pixels is None:
+            return self._decoder.decode(file, window)
+        return np.ascontiguousarray(self._pixels[upper:lower, left:right])
 
 
 class HostReplay:
@@ -101,7 +122,7 @@ class HostReplay:
         """Return jobs that put the bytes of each row, uint8 [H, W, 3], into ``made``."""
 
         def job(place: int, row: Row) -> None:
-            made[place] = self._image(row, {}).permute(1, 2, 0)
+            made[place] = self._image(row, {}, self.decoder).permute(1, 2, 0)
 
         return [(place, partial(job, place, row)) for place, row in rows]
 
@@ -122,31 +143,34 @@ class HostReplay:
 
         def job(node: Node) -> None:
             image = isinstance(node.what, program.Image)  # whose ``info`` comes from the file
-            known[node] = run([node])[0] if image else self._value(node, {})
+            known[node] = run([node])[0] if image else self._value(node, {}, self.decoder)
 
         return [(place, partial(job, node)) for place, node in enumerate(nodes)]
 
     def _fill(self, rows: Sequence[_Place]) -> None:
         shared: dict[Node, Any] = {}
+        head, decoder = rows[0][1].head, self.decoder
+        if head is not None and len(rows) > _MOST_WINDOWS:
+            decoder = _Whole(decoder, head.source)
         for place, row, tail, out in rows:
-            tail(self._image(row, shared), out[place])
+            tail(self._image(row, shared, decoder), out[place])
             if row.last is not row.done:  # such as an erased box
                 done = out[place].clone()
                 out[place].copy_(run([row.last], {row.done: done})[0])
 
-    def _image(self, row: Row, shared: dict[Node, Any]) -> Tensor:
+    def _image(self, row: Row, shared: dict[Node, Any], decoder: Decoder) -> Tensor:
         """Return the bytes of ``row.image``, uint8 [3, H, W]; ``shared``: what rows share."""
-        made = None if row.head is None or row.steps else self._made(row.head)
+        made = None if row.head is None or row.steps else self._made(row.head, decoder)
         if made is None:
-            made = self._value(row.image, shared)
+            made = self._value(row.image, shared, decoder)
             if isinstance(made, Tensor):
                 return made.as_subclass(Tensor)
         return made.permute(2, 0, 1) if isinstance(made, Tensor) else planes(made)
 
-    def _value(self, node: Node, shared: dict[Node, Any]) -> Any:
+    def _value(self, node: Node, shared: dict[Node, Any], decoder: Decoder) -> Any:
         known = dict(shared)
         for head in heads_of(node):
-            made = None if head.node in known else self._made(head)
+            made = None if head.node in known else self._made(head, decoder)
             if made is not None:
                 known[head.node] = _as_recorded(made, head)
         kept = [each for each in ordered([node], dict.fromkeys(known, 0)) if each.uses > 1]
@@ -154,9 +178,9 @@ class HostReplay:
         shared.update(zip(kept, others, strict=True))
         return value
 
-    def _made(self, head: Head) -> Any:
+    def _made(self, head: Head, decoder: Decoder) -> Any:
         """Return uint8 [H, W, 3], or Pillow's image; None: Pillow has to decode the file."""
-        found = self.decoder.decode(head.source.args[0], head.window)
+        found = decoder.decode(head.source.args[0], head.window)
         if found is None:
             return None
         if head.size is not None and head.by_pillow and (self._exact or head.by != 2):
