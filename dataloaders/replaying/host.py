@@ -71,7 +71,7 @@ class HostReplay:
         decoder: decodes JPEG files as Pillow does, to the bit.
         threads: how many.
         exact: whether Pillow resizes its images itself. Else torch does where the filter is
-            bilinear, for a third of the time: 1 level off at most, in one value of six.
+            bilinear, for a third of the time: 1 level off, rarely 2.
     """
 
     def __init__(self, decoder: Decoder, threads: int, exact: bool = True) -> None:
