@@ -135,7 +135,7 @@ class Check:
         )
         self._predict = predict or try_candidates
         self._trying = try_candidates
-        self._causes = Causes(loader, self._blocks, self._show_progress, cache)
+        self._causes = Causes(loader, self._blocks, cache)
         self._settings = TriedSettings(self._blocks, self._watch)
         self._rounds: list[dict[str, BlockTimes]] = []
         self._round_s: deque[float] = deque([0.0], maxlen=3)  # of the last rounds
@@ -232,7 +232,8 @@ class Check:
         self._feed.close()
 
     def _run(self) -> Generator[Batch, None, None]:
-        hook = register_optimizer_step_post_hook(lambda *_: self.optimizer_stepped())
+        rhythm = self._blocks.rhythm  # the hook would keep the check and its loader alive
+        hook = register_optimizer_step_post_hook(lambda *_: rhythm.stepped())
         try:
             known = yield from self._first.run(self._analysis)
             self._begin(known)
@@ -281,7 +282,9 @@ class Check:
             return
         step_bound = found.verdict == "step-bound"
         if not step_bound or self._trying:
-            yield from self._causes.find(found, trying=self._trying, stepping=stepping)
+            yield from self._causes.find(
+                found, self._show_progress, trying=self._trying, stepping=stepping
+            )
         facts = self._facts(found) if step_bound and stepping else None
         if facts is not None:
             self._show_progress("settings of the step")

@@ -169,7 +169,7 @@ class Pool:
         sizes: dict[torch.device, int] = {}
         for leaf, device in zip(leaves(batch), devices, strict=True):
             if device is not None:
-                sizes[device] = sizes.get(device, 0) + leaf.nbytes
+                sizes[device] = sizes.get(device, 0) + nbytes(leaf)
         try:
             if number >= 2 and not all(_fits(size, device) for device, size in sizes.items()):
                 raise torch.OutOfMemoryError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from dataloaders.errors import DataLoadersError, OptionError
@@ -97,7 +97,9 @@ def run_shown(
 ) -> Outcome:
     """Run the script; then erase ``line`` and show the error that ended the script, if any."""
     try:
-        outcome = target.run(args)
+        # Restored afterwards: what the script put in their place may be closed by now.
+        with redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):
+            outcome = target.run(args)
     finally:
         line.close()
     sys.stdout.flush()

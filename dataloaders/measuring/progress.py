@@ -23,7 +23,9 @@ class ProgressLine:
         notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
         # A program that was started without a stderr has none.
         self._quiet = quiet or self._file is None
-        self.rewrites = not self._quiet and (notebook or self._file.isatty())
+        # What a script puts in place of stdout may have no isatty().
+        terminal = getattr(self._file, "isatty", lambda: False)
+        self.rewrites = not self._quiet and (notebook or terminal())
         self._last = float("-inf")
         self._width = 0
 

@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from dataloaders import observing
-from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
+from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in, to_device
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes.cold import cold_block
 from dataloaders.bottleneck.causes.preparation import Call, Look, Prepared
@@ -58,13 +58,7 @@ _TRIAL_SHARE, _LEAST_TRIAL_S = 0.1, 1.0
 class Causes:
     """Holds what was found; each part is empty until `find`."""
 
-    def __init__(
-        self,
-        loader: Any,
-        blocks: Blocks,
-        progress: Callable[[str], None],
-        cache: str | None = None,
-    ) -> None:
+    def __init__(self, loader: Any, blocks: Blocks, cache: str | None = None) -> None:
         self.preparation: tuple[Call, ...] = ()
         self.candidates: tuple[Candidate, ...] = ()
         self.slow: tuple[tuple[Any, str, float], ...] = ()  # index, file, seconds of samples
@@ -73,7 +67,6 @@ class Causes:
         self._loader = loader
         self._blocks = blocks
         self._budget_s = blocks.schedule.budget_s
-        self._progress = progress  # called with the phase that begins
         self._cache = cache  # where to find or build one; None: one for the trials only
 
     @property
@@ -87,8 +80,13 @@ class Causes:
         waits = {"p50": p50, "p99": p99, "longest": longest}
         return {**waits, "batches": batches, "slow": self.slow}
 
-    def find(self, known: Analysis, *, trying: bool, stepping: bool) -> Iterator[Batch]:
-        """Find the causes; yield batches to step on, if ``stepping`` says that the loop goes on."""
+    def find(
+        self, known: Analysis, progress: Callable[[str], None], *, trying: bool, stepping: bool
+    ) -> Iterator[Batch]:
+        """Find the causes; yield batches to step on, if ``stepping`` says that the loop goes on.
+
+        ``progress`` is called with each phase that begins.
+        """
         loader = self._loader
         if not isinstance(loader, DataLoader):
             return
@@ -100,16 +98,18 @@ class Causes:
             )
             return
         until = time.perf_counter() + max(_LEAST_S, _SHARE * self._budget_s)
-        self._progress("what preparation consists of")
-        host = self._blocks.pool.issue("host", 1)[0]
+        progress("what preparation consists of")
+        # A loader may deliver on a device, but workers and pinning handle batches in host memory.
+        issued = self._blocks.pool.issue("host", 1)[0]
+        host = to_device(issued, torch.device("cpu"), non_blocking=False)
         size = loader.batch_size or samples_in(host) or 1
-        if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
+        if single := loader.batch_sampler is None and not isinstance(
+            loader.dataset, IterableDataset
+        ):
             size = 1  # a sample is a batch
-        first: list[Any] = []
-        for wait in self._blocks.log.longest:
-            keys = [] if wait.keys is None else wait.keys
-            keys = keys.flatten().tolist() if isinstance(keys, torch.Tensor) else keys
-            first += keys if isinstance(keys, (list, tuple)) else [keys]
+        known_keys = (wait.keys for wait in self._blocks.log.longest if wait.keys is not None)
+        keys = [key for drawn in known_keys for key in ([drawn] if single else drawn)]
+        first = [key.tolist() if getattr(key, "ndim", 1) == 0 else key for key in keys]
         seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
         try:
             look = Look(
@@ -127,7 +127,7 @@ class Causes:
         self._note_memory(seen)
         if "real" not in known.seconds_per_batch:
             return
-        self._progress("what changes would gain")
+        progress("what changes would gain")
         unknown = "what changes would gain is not known"
         self.notes.append(f"{unknown}: the loop ended first")
         try:
@@ -146,7 +146,7 @@ class Causes:
         self.notes.pop()
         self.candidates = found
         if stepping:
-            self._progress("what files cost that are not in memory")
+            progress("what files cost that are not in memory")
             left_s = until - time.perf_counter()
             self.fetch = yield from cold_block(loader, self._blocks, seen, size, left_s, self.notes)
         if trying:

@@ -143,14 +143,14 @@ class Look:
         """Return the slowest samples that are slow again; once may be the machine's fault."""
         median = statistics.median(found.usual or [0.0])
         named = zip(found.samples, found.keys, found.files, strict=False)
-        slow: dict[Any, tuple[Any, str, float]] = {}
+        slow: dict[str, tuple[Any, str, float]] = {}  # by its key as text: a list has no hash
         for seconds, key, files in sorted(named, key=lambda each: -each[0])[:_MOST_SLOW]:
-            if seconds > max(_SLOW * median, _SLOW_FROM_S) and key not in slow:
+            if seconds > max(_SLOW * median, _SLOW_FROM_S) and repr(key) not in slow:
                 begin = self.now()
                 self._one(dataset)(key)
                 seconds = min(seconds, self.now() - begin)
                 if seconds > _SLOW * median:
-                    slow[key] = (key, next(iter(files), ""), seconds)
+                    slow[repr(key)] = (key, next(iter(files), ""), seconds)
         return list(slow.values())
 
     def _one(self, dataset: Any) -> Callable[[Any], Any]:

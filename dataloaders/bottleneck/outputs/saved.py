@@ -46,7 +46,7 @@ def read(kind: type[T], path: str | os.PathLike[str]) -> T:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         found = data["format"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise OptionError(
             f"{name}: no report of a check ({error!r}); give a file that "
             "`dataloaders check --json` wrote"

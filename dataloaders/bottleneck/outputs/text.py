@@ -54,7 +54,8 @@ def renderable(report: Report) -> Group:
 
 
 def _printed(report: Report) -> Console:
-    console = Console(file=io.StringIO(), width=_WIDTH, record=True)
+    # In a notebook, rich would display what is printed here, in place of writing it to the file.
+    console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
     console.print(renderable(report), crop=False)
     return console
 
