@@ -4,11 +4,14 @@ Loaders and steps wait on a virtual time, so that verdicts are exact and no test
 tests at the end measure real time; they run by ``make test-all``.
 """
 
+import builtins
+import gc
 import itertools
 import random
 import re
 import sys
 import types
+import weakref
 
 import numpy as np
 import psutil
@@ -423,9 +426,13 @@ class TestLoops:
         assert [one.seconds for one in shown] == sorted(one.seconds for one in shown)
 
     def test_a_notebook_shows_progress_in_one_line_and_the_report(self, time, monkeypatch, capsys):
-        notebook = types.ModuleType("IPython")
-        notebook.get_ipython = lambda: types.SimpleNamespace(kernel=None)
+        shown = []
+        shell = type("ZMQInteractiveShell", (), {"kernel": None})
+        display = types.SimpleNamespace(display=shown.append)
+        notebook = types.SimpleNamespace(get_ipython=shell, display=display)
         monkeypatch.setitem(sys.modules, "IPython", notebook)
+        monkeypatch.setitem(sys.modules, "IPython.display", display)
+        monkeypatch.setattr(builtins, "get_ipython", shell, raising=False)
         loader = DataLoader(Waiting(1000, 0.03, time.sleep), batch_size=None)
         with bottleneck_check(loader, budget_s=10, clock=HostOn(time)) as check:
             for _ in check:
@@ -434,6 +441,12 @@ class TestLoops:
         report = check.report()
         assert 3.8 < report.speedup_bound.estimate < 4.2
         assert re.match(r"<pre(?s:.*)INPUT-BOUND", report._repr_html_())
+        assert str(report).startswith("INPUT-BOUND")
+        assert shown == []  # by rich, beside what is returned
+
+    def test_a_stdout_of_the_scripts_own_needs_no_isatty(self, time, monkeypatch):
+        monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=str))
+        assert checked(PlayedLoader(time, [0.01]), 0.01, time, 2).verdict == "input-bound"
 
 
 class TestTraces:
@@ -486,12 +499,33 @@ class TestTraces:
             assert_same(generator_states(loader), before)
         assert_same(list(loader), list(DataLoader(rows, 3, shuffle=True, seed=3)))
 
+    def test_a_loader_is_freed_after_its_check(self, time):
+        loader = TorchLoader(Waiting(5000, 0.01, time.sleep))
+        freed = weakref.ref(loader)
+        gc.disable()
+        try:
+            assert checked(loader, 0.005, time, 2).candidates
+            del loader
+            assert freed() is None  # not only once a collection has found a cycle
+        finally:
+            gc.enable()
+        check = check_of(PlayedLoader(time, [0.01]), time)
+        next(iter(check))
+        freed = weakref.ref(check)
+        del check
+        gc.collect()
+        assert freed() is None
+
 
 class TestErrors:
     def test_an_empty_loader_is_an_error_that_says_what_to_look_at(self):
         loader = DataLoader(TensorDataset(torch.zeros(3)), batch_size=4, drop_last=True)
         with pytest.raises(CheckError, match=r"yields no batch.*drop_last"):
             check_bottleneck(loader, len, budget_s=1)
+
+    def test_a_generator_ends_in_an_error_that_says_what_to_give(self, time):
+        with pytest.raises(CheckError, match="no further batch; give one that can be iterated"):
+            checked((torch.zeros(1) for _ in range(60)), 0.01, time)
 
     @pytest.mark.parametrize("budget", [0, -1, float("nan")])
     def test_a_budget_must_be_positive(self, budget):

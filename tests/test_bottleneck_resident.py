@@ -97,6 +97,12 @@ def test_a_full_device_gets_as_many_resident_batches_as_fit(fit, monkeypatch):
         assert len(pool.issue("synthetic", 5)) == 5
 
 
+def test_sparse_batches_are_resident_as_well():
+    pool = filled(*(torch.eye(4).to_sparse() for _ in range(3)))
+    pool.place([torch.device("meta")])
+    assert [batch.layout for batch in pool.issue("synthetic", 3)] == [torch.sparse_coo] * 3
+
+
 @pytest.mark.parametrize(("fit", "kept"), [(8, 8), (4, 4), (1, 2)])
 def test_of_batches_on_a_device_as_many_are_kept_as_fit(fit, kept, monkeypatch):
     """Twice a batch has to be free, for the step; two are kept without asking."""

@@ -182,6 +182,8 @@ WRITES = OPTIMIZER + LOADER + (
     "from pathlib import Path\n"
     "from safetensors.torch import load_file, save_file\n"
     "folder = Path('out')\n"
+    "class Log: write = sys.stdout.write\n"  # no flush(), no isatty()
+    "sys.stdout = Log()\n"
     "os.makedirs('runs/first')\n"  # as HF Trainer, before training
     "try:\n"
     "    for epoch in range(1000):\n"

@@ -8,12 +8,13 @@ import time
 from dataclasses import replace
 from time import thread_time
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomCrop, ToTensor, v2
 
@@ -123,6 +124,31 @@ class Drawn(Waiting):
         return super().__getitem__(index) + torch.rand(1)
 
 
+class Uneven(Waiting):
+    """One sample of 50 takes 100 times as long."""
+
+    def __getitem__(self, index):
+        self.wait(self.seconds * 99 * (index % 50 == 7))
+        return super().__getitem__(index)
+
+
+class Bulk(Waiting):
+    """Samples that are read by lists of indices."""
+
+    def __getitem__(self, indices):
+        return torch.stack([super(Bulk, self).__getitem__(index) for index in indices])
+
+
+class OnDevice:
+    """A batch that a loader delivers on a device."""
+
+    def __init__(self, samples, device="meta"):
+        self.values = torch.zeros(len(samples), 4, device=device)
+
+    def to(self, device, non_blocking=False):
+        return OnDevice(self.values, device)
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         while True:
@@ -199,6 +225,48 @@ def test_decoding_and_transforms_of_photos_have_their_own_shares(tmp_path):
     assert report.preparation, str(report)
     shares = {row.call: row.share for row in report.preparation}
     assert {"decode", "RandomResizedCrop", "GaussianBlur"} <= set(shares)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "sample_s"),
+    [
+        (Uneven, {"batch_size": 2, "sampler": np.arange(5000)}, 0.001),
+        (Uneven, {"batch_sampler": [range(at, at + 2) for at in range(0, 5000, 2)]}, 0.001),
+        (Bulk, {"batch_size": None, "sampler": BatchSampler(range(5000), 3, False)}, 0.003),
+    ],
+)
+def test_samples_are_looked_at_by_keys_as_the_sampler_draws_them(dataset, options, sample_s):
+    time = VirtualTime()
+    loader = DataLoader(dataset(5000, 0.001, time.sleep), **options)
+    report = check_bottleneck(
+        loader, lambda batch: time.sleep(0.002), budget_s=5, clock=HostOn(time)
+    )
+    assert report.preparation, report.notes
+    took = sum(row.seconds_per_sample for row in report.preparation)
+    assert sample_s * 0.99 < took < sample_s + 0.01
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument:UserWarning")
+def test_batches_that_a_loader_delivers_on_a_device_are_pinned_as_in_host_memory(monkeypatch):
+    pinned = []
+
+    def pin(leaf):
+        pinned.append(leaf.device.type)
+        monkeypatch.undo()
+        return leaf
+
+    def begun(progress):
+        if progress.phase == "what preparation consists of":
+            monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+            monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+
+    time = VirtualTime()
+    data, options = Waiting(5000, 0.004, time.sleep), {"collate_fn": OnDevice, "pin_memory": True}
+    loader = DataLoader(data, 2, **options)
+    check_bottleneck(
+        loader, lambda _: time.sleep(0.002), budget_s=5, clock=HostOn(time), progress=begun
+    )
+    assert pinned == ["cpu"]
 
 
 def test_samples_are_read_in_another_process():

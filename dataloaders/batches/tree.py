@@ -26,6 +26,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from dataloaders.machine.facts import accelerator_in_use
+
 Batch: TypeAlias = Any
 """What the loader yields at each step: any nesting of tensors, or a custom type."""
 
@@ -99,12 +101,7 @@ def copied(batch: Batch) -> Batch:
     A device copies from pinned memory asynchronously and faster. A device that nothing has
     initialised is left so, since workers that are forked later could not use it.
     """
-    kind = torch.accelerator.current_accelerator()
-    # MPS needs no initialisation.
-    used = (
-        kind is not None
-        and getattr(torch.get_device_module(kind), "is_initialized", lambda: True)()
-    )
+    used = accelerator_in_use() is not None
 
     def clone(leaf: torch.Tensor) -> torch.Tensor:
         pinned = used and leaf.is_cpu and leaf.is_pinned()

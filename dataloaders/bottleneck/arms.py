@@ -64,8 +64,9 @@ def _slows_the_host(blocks: Blocks) -> bool:
     # On the host's clock, the steps of real blocks without their waits take the place of this arm.
     # Workers of a short epoch finish early, and starting the next epoch is not contention. If
     # steps are very slow, there are too few of them for one more arm.
-    exists = blocks.asynchronous and blocks.feed.parallel and blocks.feed.countable
-    return exists and not (blocks.schedule.short_epochs or blocks.schedule.few_steps(blocks.real_s))
+    feed, schedule = blocks.feed, blocks.schedule
+    exists = schedule.asynchronous and feed.parallel and feed.countable
+    return exists and not (schedule.short_epochs or schedule.few_steps(blocks.real_s))
 
 
 def _begin_contended(blocks: Blocks) -> bool:

@@ -78,11 +78,6 @@ class Blocks:
         self._shapes: set[tuple[torch.Size, ...]] = set()
 
     @property
-    def asynchronous(self) -> bool:
-        """Whether the clock is a device's, which runs behind the host."""
-        return self.schedule.asynchronous
-
-    @property
     def arms(self) -> list[Arm]:
         """Return the arms that this loop has, in the order of a round."""
         return [arm for arm in ARMS if arm.exists(self)]
@@ -245,12 +240,13 @@ class Blocks:
             if fact is not None
         ]
         waits = sum(one.elsewhere for one in kept) / max(1, steps * len(kept))
-        if self.asynchronous and lag_s >= waits:
+        asynchronous = self.schedule.asynchronous
+        if asynchronous and lag_s >= waits:
             # The device always had work, which hid the waits for other loaders.
             kept = [one._replace(elsewhere=0.0) for one in kept]
         if not kept:
             return None
-        alike = plan.cycle == 1 and not (self.asynchronous or self.writes or varied)
+        alike = plan.cycle == 1 and not (asynchronous or self.writes or varied)
         warm_up = tuple(self._warm_up[1:]) if alike else ()  # the first follows another arm
         busy_share = statistics.fmean(busy) if busy else 1.0
         return block_of([*lead, *kept], warm_up=warm_up, held=held, busy=busy_share)

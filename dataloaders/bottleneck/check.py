@@ -24,7 +24,7 @@ from dataloaders.bottleneck.arms import Arm
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes.causes import Causes
 from dataloaders.bottleneck.causes.settings import TriedSettings
-from dataloaders.bottleneck.evidence.verdict import Analysis, analyse
+from dataloaders.bottleneck.evidence.verdict import HELD_UP, Analysis, analyse
 from dataloaders.bottleneck.first_steps import FirstSteps
 from dataloaders.bottleneck.outputs.summary import summarise
 from dataloaders.bottleneck.report import Report
@@ -36,7 +36,6 @@ from dataloaders.measuring.clocks import Clock, HostClock, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import BlockTimes, Interval
 
-_HELD_SHARE = 0.03
 _CONTENTION_SHARE = 0.03
 
 
@@ -193,15 +192,15 @@ class Check:
 
     def _facts(self, analysis: Analysis | None) -> Facts | None:
         stall = None
-        if analysis is not None and analysis.verdict != "contention-bound":
-            stall = analysis.stalls.get("contention")
-        real_s = analysis.seconds_per_batch["real"].estimate if analysis and stall else 0.0
-        slows = stall is not None and stall.low > _CONTENTION_SHARE * real_s
+        if analysis is not None and analysis.verdict != "contention-bound" and analysis.stalls:
+            least = _CONTENTION_SHARE * analysis.seconds_per_batch["real"].estimate
+            stall = analysis.stalls["contention"]
+            stall = stall if stall.low > least else None
         return self._watch.facts(
             cycle=self._blocks.cycle,
             varied=self._pool.varied,
             workers=self._feed.workers,
-            contention=stall if slows else None,
+            contention=stall,
         )
 
     @property
@@ -335,7 +334,7 @@ class Check:
         known = self._analysis()
         if known is None or known.verdict == "inconclusive":
             return False, False, False
-        return True, known.held <= _HELD_SHARE, known.precise
+        return True, known.held <= HELD_UP, known.precise
 
     def _seconds(self) -> float:
         if self._began_at is None:

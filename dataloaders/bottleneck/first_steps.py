@@ -14,7 +14,7 @@ import torch
 
 from dataloaders.batches.tree import Batch, describe, leaves
 from dataloaders.bottleneck.blocks import Blocks
-from dataloaders.bottleneck.evidence.verdict import Analysis
+from dataloaders.bottleneck.evidence.verdict import HELD_UP, Analysis
 from dataloaders.bottleneck.placement import Placement, resident_everywhere
 from dataloaders.bottleneck.rhythm import WarmUp
 from dataloaders.bottleneck.schedule import WARM_UP_STEPS
@@ -30,7 +30,6 @@ _MOST_KEPT = 1000
 _UNSTEADY = 4  # first steps: slower than the others, or on batches that were ready before
 _TAKEN_BEFORE = 2  # batches of an epoch that a script's loop got before it was taken over
 _AS_SLOW = 0.5  # of the seconds of a batch of the first epoch
-_HELD_SHARE = 0.03
 
 
 class FirstSteps:
@@ -218,7 +217,7 @@ class FirstSteps:
             self._pool.restore()
         held_s = min(b - a for a, b in zip(held, blocks.held_up(), strict=True))
         known = analysis()
-        if known is None or not known.precise or held_s > _HELD_SHARE * self.seconds:
+        if known is None or not known.precise or held_s > HELD_UP * self.seconds:
             return False
         if known.verdict == "step-bound":  # unless starting the epoch took long
             waited = sum(one.waited for one in self.segments[:_UNSTEADY])

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dataloaders.bottleneck.arms import Verdict
 from dataloaders.bottleneck.causes.preparation import Call
@@ -18,8 +18,6 @@ from dataloaders.findings import Finding
 from dataloaders.machine.facts import machine_facts
 from dataloaders.measuring.intervals import Interval, Step
 from dataloaders.predicting import Candidate
-
-R = TypeVar("R", bound="Report")
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Report:
         return _written(saved.text(self), path)
 
     @classmethod
-    def from_json(cls: type[R], path: str | os.PathLike[str]) -> R:
+    def from_json(cls, path: str | os.PathLike[str]) -> Report:
         """Return the report that `to_json` wrote to ``path``.
 
         Raises:

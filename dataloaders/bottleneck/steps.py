@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any, NamedTuple
 
 from dataloaders.measuring.feed import Feed
@@ -39,7 +39,8 @@ class StepLog:
         self.elsewhere: dict[str, float] = {}
         self.elsewhere_s = 0.0
         self.given = 0
-        self._steps: dict[str, deque[tuple[float, float, float]]] = {}
+        self._steps: defaultdict[str, deque[tuple[float, float, float]]]
+        self._steps = defaultdict(lambda: deque(maxlen=_IN_TIMELINE))
 
     def waited(self, seconds: float, feed: Feed) -> None:
         """Note the seconds that the loop waited for the batch that ``feed`` delivered last.
@@ -60,8 +61,6 @@ class StepLog:
 
     def step(self, arm: str, begin: float, given: float, done: float) -> None:
         """Note when the loop asked for a batch, got it, and finished its step."""
-        if arm not in self._steps:
-            self._steps[arm] = deque(maxlen=_IN_TIMELINE)
         self._steps[arm].append((begin, given, done))
 
     def clear(self) -> None:

@@ -249,8 +249,4 @@ def _peak() -> int | None:
 
 def _status(name: str) -> int:
     """Return a field of /proc/self/status in bytes; 0 where there is none."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
+    return 1024 * resources.numbers_in(Path("/proc/self/status")).get(f"{name}:", 0)

@@ -29,6 +29,19 @@ def machine_facts() -> dict[str, str]:
     }
 
 
+def accelerator_in_use() -> torch.device | None:
+    """Return the kind of accelerator that this process has initialised; None if there is none.
+
+    Nothing is initialised: a process that has initialised CUDA cannot fork workers that use it.
+    """
+    kind = torch.accelerator.current_accelerator()
+    if kind is None:
+        return None
+    # MPS needs no initialisation.
+    is_initialised = getattr(torch.get_device_module(kind), "is_initialized", lambda: True)
+    return kind if is_initialised() else None
+
+
 def gpu_name(root: Path = Path("/")) -> str | None:
     """Return the name of torch's current device if CUDA is in use, else of the first NVIDIA GPU.
 
@@ -36,13 +49,5 @@ def gpu_name(root: Path = Path("/")) -> str | None:
     """
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.get_device_name()
-    for file in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        try:
-            text = file.read_text()
-        except OSError:
-            continue
-        for line in text.splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "Model":
-                return value.strip()
-    return None
+    files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+    return next(filter(None, (resources.field_of(file, "Model") for file in files)), None)

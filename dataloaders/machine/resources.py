@@ -100,11 +100,11 @@ def available_memory(root: Path = _ROOT) -> int:
     process's cgroup and all above it, the limit less what is used (file cache that is not in active
     use counts as free), divided by the ranks on this machine.
     """
-    kilobytes = _fields(root / "proc/meminfo").get("MemAvailable:")
+    kilobytes = numbers_in(root / "proc/meminfo").get("MemAvailable:")
     rooms = [_machine_memory() if kilobytes is None else kilobytes * 1024]
     for folder, limit in _memory_limits(root):
         used = _first_number(folder, "memory.current", "memory.usage_in_bytes") or 0
-        fields = _fields(folder / "memory.stat")  # in version 1 its totals count what is below
+        fields = numbers_in(folder / "memory.stat")  # in version 1 its totals count what is below
         idle = fields.get("total_inactive_file", fields.get("inactive_file", 0))
         rooms.append(max(0, limit - max(0, used - idle)))
     return min(rooms) // ranks_here()
@@ -137,11 +137,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
 
 def cpu_model(root: Path = _ROOT) -> str:
     """Return the processor's name, such as "AMD EPYC 7B13"; "unknown" if not given."""
-    for line in _text(root / "proc/cpuinfo").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("model name", "Model", "cpu model"):
-            return value.strip()
-    return "unknown"
+    return field_of(root / "proc/cpuinfo", "model name", "Model", "cpu model") or "unknown"
 
 
 def shm_room(path: Path = SHM) -> int | None:
@@ -219,7 +215,16 @@ def _cgroups(controller: str, root: Path) -> Iterator[Path]:
                 yield folder
 
 
-def _fields(path: Path) -> dict[str, int]:
+def field_of(path: Path, *names: str) -> str:
+    """Return the value in the first line "name: value" with one of ``names``; "" without one."""
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in names:
+            return value.strip()
+    return ""
+
+
+def numbers_in(path: Path) -> dict[str, int]:
     """Read a file with lines of the form "name number ..."."""
     fields = {}
     for words in map(str.split, _text(path).splitlines()):

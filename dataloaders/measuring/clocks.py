@@ -18,9 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Clock", "DeviceClock", "HostClock", "HostTime"]
-__all__ += ["clock_in_use", "clock_of", "cpu_seconds", "host_time_of"]
-
+from dataloaders.machine.facts import accelerator_in_use
 
 _CYCLES_PER_S = 2.5e9  # no GPU's clock is faster
 
@@ -120,20 +118,14 @@ class DeviceClock(HostTime):
 
 
 def clock_of(devices: Sequence[torch.device]) -> Clock:
-    """Return the clock for a step that computes on ``devices``; the host's if there are none."""
-    on = [device for device in devices if device.type not in ("cpu", "meta")]
-    return DeviceClock(on) if on else HostClock()
+    """Return the clock for a step on ``devices`` other than the CPU; the host's without any."""
+    return DeviceClock(devices) if devices else HostClock()
 
 
 def clock_in_use() -> Clock:
-    """Return the clock of the devices on which this process has tensors, else the host's.
-
-    No device is initialised: a process that has initialised CUDA cannot fork workers that use it.
-    """
-    kind = torch.accelerator.current_accelerator()
-    # MPS needs no initialisation.
-    module: Any = None if kind is None else torch.get_device_module(kind)
-    if kind is None or not getattr(module, "is_initialized", lambda: True)():
+    """Return the clock of the devices on which this process has tensors, else the host's."""
+    kind = accelerator_in_use()
+    if kind is None:
         return HostClock()
     current, count = torch.accelerator.current_device_index(), torch.accelerator.device_count()
     used = [n for n in range(count) if n == current or torch.accelerator.memory_allocated(n)]

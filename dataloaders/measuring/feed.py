@@ -99,13 +99,11 @@ class Feed:
         try:
             batch = next(self._iterator)
         except StopIteration:
-            if self.epoch:
-                raise CheckError(
-                    f"the loader yields no batch in epoch {self.epoch}, counted from 0; give one "
-                    "that can be iterated again and again, not an iterator or a generator"
-                ) from None
             raise CheckError(
-                "the loader yields no batch: there is nothing to measure; "
+                "the loader yields no further batch; give one that can be iterated again and "
+                "again, and not an iterator or a generator"
+                if self.epoch
+                else "the loader yields no batch: there is nothing to measure; "
                 "check its dataset's length, and drop_last with a batch_size larger than that"
             ) from None
         self.keys = None if self._drawn is None else self._drawn.pop(0)

@@ -23,7 +23,7 @@ from dataloaders.loader import DataLoader as OurLoader
 from dataloaders.loader import wrap
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting.sharing import Beside, beside
-from dataloaders.predicting.stages import Stages
+from dataloaders.predicting.stages import Stages, ratio
 from dataloaders.tuning.trial import Steps, driven, observe
 from dataloaders.tuning.variant import Settings, Variants, backend_of
 
@@ -196,7 +196,7 @@ def variant_of(
 
 
 def _to(stages: Stages, name: str, took: Interval, **options: Any) -> Candidate:
-    return Candidate(name, options, stages.gain(took), seconds=took)
+    return Candidate(name, options, ratio(stages.real, took), seconds=took)
 
 
 def _more_workers(stages: Stages, *, hidden: bool = False) -> tuple[int, Interval] | None:

@@ -114,10 +114,6 @@ class Stages:
         """Return the seconds to prepare a batch, as in the loop."""
         return sum(self.loads) / len(self.loads) * self.scale
 
-    def gain(self, took: Interval) -> Interval:
-        """Return how many times as fast the loop is where a batch takes ``took``."""
-        return ratio(self.real, took)
-
     @cached_property
     def scale(self) -> float:
         """Time of preparation in the loop over its time alone; 1 if that makes no difference."""

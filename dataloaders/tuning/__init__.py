@@ -22,8 +22,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dataloaders.tuning.result import Progress, Settings, Trial, Tuning
+    from dataloaders.tuning.result import Progress, Trial, Tuning
     from dataloaders.tuning.tuner import tune
+    from dataloaders.tuning.variant import Settings
 
 __all__ = ["Progress", "Settings", "Trial", "Tuning", "tune"]
 

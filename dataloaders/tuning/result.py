@@ -13,8 +13,6 @@ from dataloaders.measuring.intervals import Interval
 from dataloaders.measuring.table import table
 from dataloaders.tuning.variant import Settings, with_settings
 
-__all__ = ["Progress", "Settings", "Trial", "Tuning"]
-
 L = TypeVar("L", bound="torch.utils.data.DataLoader[object]")
 
 _WIDTH = 160

@@ -27,7 +27,7 @@ from dataloaders.observing import observe as look_at
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import batches_in
 from dataloaders.tuning import auto, learned
-from dataloaders.tuning.result import Progress, Settings, Trial, Tuning
+from dataloaders.tuning.result import Progress, Trial, Tuning
 from dataloaders.tuning.search import (
     DEFAULT_PREFETCH,
     LONG_PREFETCH,
@@ -46,7 +46,7 @@ from dataloaders.tuning.trial import (
     observe_step,
     rate_of,
 )
-from dataloaders.tuning.variant import Variants, backend_of
+from dataloaders.tuning.variant import Settings, Variants, backend_of
 
 _ALONE = "one process: what a batch costs"
 _HANG_S = 60.0
@@ -352,11 +352,7 @@ class Tuner:
         if trial is None or trial.samples_per_second is None:
             return None
         found = learned.Learned(
-            num_workers=choice.num_workers,
-            prefetch_factor=choice.prefetch_factor,
-            pin_memory=choice.pin_memory,
-            batch_bytes=self._batch_bytes,
-            day=time.strftime("%Y-%m-%d"),
+            **vars(choice), batch_bytes=self._batch_bytes, day=time.strftime("%Y-%m-%d")
         )
         return learned.remember(learned.key_of_loader(loader, backend_of(loader).name), found)
 

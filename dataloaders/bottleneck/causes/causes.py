@@ -102,13 +102,10 @@ class Causes:
         # A loader may deliver on a device, but workers and pinning handle batches in host memory.
         issued = self._blocks.pool.issue("host", 1)[0]
         host = to_device(issued, torch.device("cpu"), non_blocking=False)
-        size = loader.batch_size or samples_in(host) or 1
-        if single := loader.batch_sampler is None and not isinstance(
-            loader.dataset, IterableDataset
-        ):
-            size = 1  # a sample is a batch
-        known_keys = (wait.keys for wait in self._blocks.log.longest if wait.keys is not None)
-        keys = [key for drawn in known_keys for key in ([drawn] if single else drawn)]
+        whole = loader.batch_sampler is not None or isinstance(loader.dataset, IterableDataset)
+        size = (loader.batch_size or samples_in(host) or 1) if whole else 1  # a sample is a batch
+        drawn = (wait.keys for wait in self._blocks.log.longest if wait.keys is not None)
+        keys = [key for batch in drawn for key in (batch if whole else [batch])]
         first = [key.tolist() if getattr(key, "ndim", 1) == 0 else key for key in keys]
         seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
         try:
@@ -165,6 +162,7 @@ class Causes:
         self, known: Analysis, seen: Prepared, size: int, host: Batch, until: float
     ) -> Stages:
         arms, workers = known.seconds_per_batch, self._blocks.feed.workers
+        asynchronous = self._blocks.schedule.asynchronous
         samples = np.array(seen.usual)
         each = seen.collate_s + seen.pass_s * (workers > 0)
         whole = len(samples) // size
@@ -175,7 +173,7 @@ class Causes:
         if len(samples) > 2:
             spread = 2 * samples.std() / math.sqrt(len(samples)) / max(1e-9, samples.mean())
         step, contention = arms["synthetic"], known.stalls.get("contention")
-        context = getattr(self._loader, "multiprocessing_context", None)
+        context = self._loader.multiprocessing_context
         transfer = max(0.0, known.stalls["transfer"].estimate) if "host" in arms else 0.0
         mean, real = statistics.fmean(loads), arms["real"].estimate
         beside, after = max(mean, step.estimate) + transfer, mean + step.estimate + transfer
@@ -191,14 +189,11 @@ class Causes:
             loads=[max(1e-9, float(load)) for load in loads],
             spread=min(0.5, max(0.03, float(spread))),
             transfer=transfer,
-            overlaps=self._blocks.asynchronous and abs(real - beside) < abs(real - after),
-            pinned=bool(getattr(self._loader, "pin_memory", False)),
-            take=0.0 if self._blocks.asynchronous else take,  # hidden by the device's work
+            overlaps=asynchronous and abs(real - beside) < abs(real - after),
+            pinned=bool(self._loader.pin_memory),
+            take=0.0 if asynchronous else take,  # hidden by the device's work
             sharing=Sharing(
-                resources.usable_cores(),
-                seen.cores,
-                self._blocks.step_cores,
-                behind=self._blocks.asynchronous,
+                resources.usable_cores(), seen.cores, self._blocks.step_cores, behind=asynchronous
             ),
             contention=contention.estimate if contention and contention.low > 0 else 0.0,
             starting=self._starting() if workers or not length else start_s / length,
@@ -206,7 +201,7 @@ class Causes:
             uncached=uncached,
             samples=size,
             workers=workers,
-            prefetch=getattr(self._loader, "prefetch_factor", None) or 2,
+            prefetch=self._loader.prefetch_factor or 2,
             room=resources.batches_that_fit(nbytes(host), resources.shm_room()),
         )
 
@@ -226,9 +221,8 @@ class Causes:
 
     def _starting(self) -> float:
         """Return the seconds a batch that starting workers anew for each epoch takes."""
-        feed = self._blocks.feed
-        kept = getattr(self._loader, "persistent_workers", False)
-        if kept or not (feed.workers and feed.length and feed.epoch_starts):
+        loader, feed = self._loader, self._blocks.feed
+        if loader.persistent_workers or not (feed.workers and feed.length and feed.epoch_starts):
             return 0.0
         ends = statistics.fmean(feed.epoch_ends) if feed.epoch_ends else 0.0
         usual = statistics.median(self._blocks.log.waits or [0.0])

@@ -33,6 +33,9 @@ BOUND_FROM = 1.05
 STEP_BOUND_UP_TO = 1.08
 """The step is the bottleneck if the whole interval of real/synthetic lies below this."""
 
+HELD_UP = 0.03
+"""The share of its time for which other processes may hold a step up, as on any machine."""
+
 _CAUSE_SUPPORT = 0.95
 _ENOUGH_HALF_WIDTH = 0.02
 _ENOUGH_SHARE_OF_GAP = 0.15

@@ -11,7 +11,7 @@ import torch
 
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes.causes import Causes
-from dataloaders.bottleneck.evidence.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
+from dataloaders.bottleneck.evidence.verdict import BOUND_FROM, HELD_UP, STEP_BOUND_UP_TO, Analysis
 from dataloaders.bottleneck.outputs.contents import counted
 from dataloaders.bottleneck.report import Report
 from dataloaders.machine import resources
@@ -19,7 +19,6 @@ from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import best_of
 
-_HELD_FROM = 0.03
 _LAUNCH_SHARE = 0.05  # of a step; a smaller one is not mentioned
 
 
@@ -88,7 +87,7 @@ def _notes(
         "took longer than steps on shapes seen before": known.left_out,
         f"other processes held the step up for {known.held:.0%} of its time, which the "
         "interval allows for; a machine with nothing else to do gives a narrower one": (
-            known.held > _HELD_FROM
+            known.held > HELD_UP
         ),
         "everything was measured within the first epoch; a dataset that fills a cache in its "
         "first epoch is faster later": found and feed.epoch == 0 and feed.length is not None,
@@ -105,7 +104,7 @@ def _notes(
         f"should be: the check waited {blocks.patience_s:.1f} s each time; with a larger budget "
         "it waits longer": blocks.early,
     }
-    effect = "a device may hide that" if blocks.asynchronous else "that counts as input"
+    effect = "a device may hide that" if blocks.schedule.asynchronous else "that counts as input"
     for name, total_s in blocks.log.elsewhere.items():
         waits_ms = 1e3 * total_s / max(1, blocks.log.given)
         text = f"the loop waits {waits_ms:.1f} ms a batch for {name} as well; {effect}"
