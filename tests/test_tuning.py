@@ -112,6 +112,19 @@ def test_a_device_works_on_while_a_batch_is_loaded():
         assert seen.followed_by(step).seconds_per_batch.estimate == pytest.approx(seconds)
 
 
+def test_the_cpu_seconds_of_workers_that_ended_count():
+    loader = TorchLoader(Waiting(size=20, seconds=0, happens=computes), 4, num_workers=1)
+    seen = trial.driven(trial.observe(loader, stepping=False, seconds=0.3), id)
+    assert seen.epochs > 2
+    assert seen.cpu_per_batch > 0.006  # of 8 ms; the first workers' is not all measured
+
+
+def computes(index):
+    until = time.thread_time() + 0.002
+    while time.thread_time() < until:
+        pass
+
+
 def test_a_given_clock_times_all_trials():
     clock = PlayedClock()
     found = tune(TorchLoader(Waiting(seconds=0.003), 4), clock.step, budget_s=3, clock=clock)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import math
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -150,11 +151,11 @@ def observe(
             batch, warmed = feed.next(), warmed + 1
             if stepping:
                 yield batch
-        clock, processes = clock or clock_in_use(), [one.pid for one in workers()]
+        clock = clock or clock_in_use()
         marks: list[tuple[Any, Any, int]] = []
         waits: list[float] = []
         samples, start = 0, now()
-        cpu = time.process_time() + cpu_seconds(processes)
+        cpu = _cpu_s(workers())
         while len(marks) < 2 or now() - start < seconds:
             taken, begin, began = 0, clock.mark(), now()
             # Workers that started together may deliver together, so a block has batches of all.
@@ -170,7 +171,7 @@ def observe(
             batch_bytes = max(batch_bytes, nbytes(batch))
             if keep and len(held) < min(_HELD_BATCHES, _HELD_BYTES // max(1, batch_bytes)):
                 held.append(copied(batch))  # between blocks: not in the measured time
-        cpu = time.process_time() + cpu_seconds(processes) - cpu
+        cpu = _cpu_s(workers()) - cpu
         clock.wait()
         count, mean_wait = len(waits), statistics.fmean(waits)
         return Measured(
@@ -250,6 +251,13 @@ def opened(
 def rate_of(samples: float, cost: Interval) -> Interval:
     """Return samples per second where ``samples`` take ``cost`` seconds."""
     return Interval(*(samples / seconds for seconds in (cost.high, cost.estimate, cost.low)))
+
+
+def _cpu_s(workers: list[Any]) -> float:
+    """Return the CPU seconds of this process, its live ``workers``, and its children that ended."""
+    ended = os.times()  # workers end with each epoch
+    own = time.process_time() + ended.children_user + ended.children_system
+    return own + cpu_seconds(one.pid for one in workers)
 
 
 def _interval(blocks: list[tuple[float, int]]) -> Interval:
