@@ -282,6 +282,13 @@ class TestRhythm:
         checked(PlayedLoader(time, [0.0001]), steps, time, 6)
         assert time.now() < 12
 
+    @pytest.mark.parametrize("skipped", [5000, 20_000, 60_000])
+    def test_steps_that_are_skipped_at_first_delay_no_deadline(self, skipped, time):
+        """As a loop does that resumes; a segment of its steps has thousands of them."""
+        steps = itertools.chain([1e-6] * skipped, itertools.repeat(0.5))
+        checked(PlayedLoader(time, [0.0001]), steps, time, 6)
+        assert time.now() < 15
+
 
 class TestOtherLoaders:
     def test_waits_for_another_loader_count_as_input_and_a_note_names_it(self, time):

@@ -34,6 +34,7 @@ Block: TypeAlias = Generator[Batch, None, BlockTimes | None]
 
 _QUEUES_EVERY_S = 0.02  # asking how full the queues are takes some microseconds
 _LAUNCH_SHARE = 0.05  # of the budget
+_LONGEST = 0.3  # of the budget: no block is planned to take as long, unless each step does
 _LAUNCHES, _DELAY = 8, 1.5  # steps launched at once; the delay, in steps
 
 
@@ -197,13 +198,14 @@ class Blocks:
         started, computed = now(), time.process_time()
         busy, marks = list[float](), [mark()]
         facts: list[tuple[Any, ...] | None] = []  # None: the loop was interrupted in this segment
+        most_s = _LONGEST * self.schedule.budget_s if self.schedule.alone else math.inf
         for number in range(1, count + 1):
             waited, elsewhere, size, epoch = 0.0, log.elsewhere_s, 0, feed.epoch
             new_shape = interrupted = False
             if real and now() > asked_queues + _QUEUES_EVERY_S:
                 asked_queues = now()
                 busy.append(feed.busy())
-            for _ in range(steps):
+            for taken in range(1, steps + 1):
                 begin = now()
                 batch = take()
                 given = now()
@@ -220,8 +222,10 @@ class Blocks:
                     interrupted = True
                 else:
                     log.step(arm.name, begin, given, done)
+                if done - started > most_s and taken % plan.cycle == 0:
+                    break  # steps became far slower: this segment alone would exceed the budget
             marks.append(mark())
-            fact = (waited, log.elsewhere_s - elsewhere, size, new_shape, feed.epoch > epoch)
+            fact = (taken, waited, log.elsewhere_s - elsewhere, size, new_shape, feed.epoch > epoch)
             facts.append(None if interrupted else fact)
             if number < count and self.schedule.late(number, now() - began, plan.most_s):
                 break
@@ -235,11 +239,11 @@ class Blocks:
         if real:
             self._lag_s = lag_s
         kept = [
-            Segment(self.clock.seconds(first, last), steps, *fact)
+            Segment(self.clock.seconds(first, last), *fact)
             for (first, last), fact in zip(itertools.pairwise(marks), facts, strict=True)
             if fact is not None
         ]
-        waits = sum(one.elsewhere for one in kept) / max(1, steps * len(kept))
+        waits = sum(one.elsewhere for one in kept) / max(1, sum(one.steps for one in kept))
         asynchronous = self.schedule.asynchronous
         if asynchronous and lag_s >= waits:
             # The device always had work, which hid the waits for other loaders.
