@@ -222,9 +222,9 @@ class TestWaits:
             for one in blocks
         ]
         analysis = analyse(blocks, asynchronous=asynchronous, parallel=not alone)
-        bound = None if analysis is None else analysis.speedup_bound
+        bound = analysis.speedup_bound
         assert bound is None or 0 < bound.low <= bound.high <= 3.0 * bound.low
-        if analysis is not None and bound is None:
+        if bound is None:
             assert analysis.verdict == "inconclusive"
 
 

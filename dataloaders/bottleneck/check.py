@@ -31,7 +31,7 @@ from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.resident import Pool
 from dataloaders.bottleneck.schedule import Agree, Schedule
 from dataloaders.errors import OptionError
-from dataloaders.findings import Facts, Finding, Watch, findings_of
+from dataloaders.findings import Facts, Watch, findings_of
 from dataloaders.measuring.clocks import Clock, HostClock, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import BlockTimes, Interval
@@ -140,7 +140,7 @@ class Check:
         self._round_s: deque[float] = deque([0.0], maxlen=3)  # of the last rounds
         self._round: dict[str, BlockTimes] = {}  # the running one
         self._round_began_s = 0.0
-        self._cached: tuple[tuple[int, int, int], Analysis | None] | None = None
+        self._cached: tuple[tuple[int, int, int], Analysis] | None = None
         self._launched: Interval | None = None  # seconds of a step that was launched at once
         self._running: Generator[Batch, None, None] | None = None
         self._given_at = 0.0  # when the loop got its last batch
@@ -177,7 +177,7 @@ class Check:
             derived=placement is not None and placement.derived and not self._pool.transfers,
             batch=self._first.batch,
             seconds=self._seconds(),
-            findings=self._findings(analysis),
+            findings=self._settings.of(findings_of(self._facts(analysis))),
         )
 
     def failed(self, error: BaseException) -> bool:
@@ -187,12 +187,9 @@ class Check:
         """
         return self._settings.failed(error)
 
-    def _findings(self, analysis: Analysis | None) -> tuple[Finding, ...]:
-        return self._settings.of(findings_of(self._facts(analysis)))
-
-    def _facts(self, analysis: Analysis | None) -> Facts | None:
+    def _facts(self, analysis: Analysis) -> Facts | None:
         stall = None
-        if analysis is not None and analysis.verdict != "contention-bound" and analysis.stalls:
+        if analysis.stalls and analysis.verdict != "contention-bound":
             least = _CONTENTION_SHARE * analysis.seconds_per_batch["real"].estimate
             stall = analysis.stalls["contention"]
             stall = stall if stall.low > least else None
@@ -243,9 +240,9 @@ class Check:
                 yield from self._go_round()
             self.finished = True
             self._feed.close()
-            found = self._analysis() if self._schedule.alone else None
-            if found is not None and (self._rounds or self._round or known):
-                yield from self._explain(found, stepping=not known)
+            measured = self._rounds or self._round or known
+            if measured and self._schedule.alone and self._analysis().evidence is not None:
+                yield from self._explain(self._analysis(), stepping=not known)
         finally:
             hook.remove()
             self._ended_at = self._now()
@@ -332,9 +329,8 @@ class Check:
     def _verdict_stands(self) -> tuple[bool, bool, bool]:
         """Return whether there is a verdict, an undisturbed one, and a precise one."""
         known = self._analysis()
-        if known is None or known.verdict == "inconclusive":
-            return False, False, False
-        return True, known.held <= HELD_UP, known.precise
+        stands = known.verdict != "inconclusive"
+        return stands, stands and known.held <= HELD_UP, known.precise
 
     def _seconds(self) -> float:
         if self._began_at is None:
@@ -343,20 +339,19 @@ class Check:
 
     def _show_progress(self, phase: str) -> None:
         if self._progress is not None:
-            known = self._analysis()
-            bound = None if known is None else known.speedup_bound
+            bound = self._analysis().speedup_bound
             self._progress(
                 Progress(self._seconds(), self._schedule.budget_s, phase, len(self._rounds), bound)
             )
 
-    def _analysis(self) -> Analysis | None:
+    def _analysis(self) -> Analysis:
         """Return the analysis of the blocks so far, computed once after each block."""
         state = (len(self._rounds), len(self._round), self._first.steps)
         if self._cached is None or self._cached[0] != state:
             self._cached = (state, self._analysed())
         return self._cached[1]
 
-    def _analysed(self) -> Analysis | None:
+    def _analysed(self) -> Analysis:
         rounds = [
             one
             for one in self._rounds

@@ -80,7 +80,7 @@ class FirstSteps:
         """Return the mean seconds of a step and its wait, without compilation."""
         return max(1e-6, (self.seconds - self._steady.excess_s) / self.steps)
 
-    def run(self, analysis: Callable[[], Analysis | None]) -> Generator[Batch, None, bool]:
+    def run(self, analysis: Callable[[], Analysis]) -> Generator[Batch, None, bool]:
         """Yield batches; return whether the first epoch has ended and supports a verdict.
 
         The clock waits for the device after each step, so that it shows when steps are steady.
@@ -199,7 +199,7 @@ class FirstSteps:
                     return
 
     def _end_epoch(
-        self, last: int, held: tuple[float, float], analysis: Callable[[], Analysis | None]
+        self, last: int, held: tuple[float, float], analysis: Callable[[], Analysis]
     ) -> Generator[Batch, None, bool]:
         """Yield ``last`` resident batches instead of the epoch's; return whether that is enough.
 
@@ -217,7 +217,7 @@ class FirstSteps:
             self._pool.restore()
         held_s = min(b - a for a, b in zip(held, blocks.held_up(), strict=True))
         known = analysis()
-        if known is None or not known.precise or held_s > HELD_UP * self.seconds:
+        if not known.precise or held_s > HELD_UP * self.seconds:
             return False
         if known.verdict == "step-bound":  # unless starting the epoch took long
             waited = sum(one.waited for one in self.segments[:_UNSTEADY])

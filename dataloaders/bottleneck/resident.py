@@ -79,8 +79,6 @@ class Pool:
     def place(self, devices: list[torch.device | None]) -> None:
         """Set where each leaf is resident; None: where the loader delivers it."""
         self._devices = devices
-        for one in self._kept:
-            one.resident = None
 
     @torch.inference_mode(False)
     def keep(self, batch: Batch) -> None:

@@ -48,7 +48,7 @@ class Analysis:
     """Holds what the blocks so far show; `Report` explains the fields that it has, too."""
 
     verdict: Verdict = "inconclusive"
-    evidence: Evidence | None = None
+    evidence: Evidence | None = None  # None: too few blocks for figures
     speedup_bound: Interval | None = None  # also None if it is too wide to print
     seconds_per_batch: Mapping[str, Interval] = field(default_factory=dict)
     stalls: Mapping[str, Interval] = field(default_factory=dict)
@@ -58,8 +58,8 @@ class Analysis:
     held: float = 0.0  # share of an arm's time in which other processes may have held it up
 
 
-def analyse(rounds: Sequence[Round], *, part: Round | None = None, **facts: Any) -> Analysis | None:
-    """Return the verdict of ``rounds`` (arm -> its block); None if they are too few for figures.
+def analyse(rounds: Sequence[Round], *, part: Round | None = None, **facts: Any) -> Analysis:
+    """Return the verdict of ``rounds`` (arm -> its block), without evidence if they are too few.
 
     Args:
         rounds: the same arms in each.
@@ -71,7 +71,7 @@ def analyse(rounds: Sequence[Round], *, part: Round | None = None, **facts: Any)
     found = corrected(rounds, part or {}, loop)
     estimates = [undisturbed(one, everything, loop) for one in estimates_of(found, loop)]
     if not estimates:
-        return None
+        return Analysis()
     named: list[tuple[Verdict, Estimate]] = [
         (name(one.bound, *one.stalls()) if _says_something(one.bound) else "inconclusive", one)
         for one in estimates

@@ -23,7 +23,7 @@ _LAUNCH_SHARE = 0.05  # of a step; a smaller one is not mentioned
 
 
 def summarise(
-    analysis: Analysis | None,
+    known: Analysis,
     loader: Any,
     blocks: Blocks,
     causes: Causes,
@@ -38,8 +38,7 @@ def summarise(
 
     ``derived`` says whether the step copies what it computed from its batch to the device.
     """
-    known, feed = analysis or Analysis(), blocks.feed
-    arms, stalls = dict(known.seconds_per_batch), dict(known.stalls)
+    feed, arms, stalls = blocks.feed, dict(known.seconds_per_batch), dict(known.stalls)
     if (fetch := causes.fetch) is not None and "real" in arms:
         estimate = arms["real"].estimate + fetch.estimate
         half = math.hypot(arms["real"].half_width, fetch.half_width)  # measured apart
@@ -47,7 +46,7 @@ def summarise(
         arms["cold"] = Interval(estimate - half, estimate, estimate + half)
     if launched is not None and "synthetic" in arms:
         stalls["launch"] = _less(arms["synthetic"], launched)
-    tips = [] if analysis is None else _advice(replace(known, stalls=stalls), feed)
+    tips = [] if known.evidence is None else _advice(replace(known, stalls=stalls), feed)
     if causes.candidates and best_of(causes.candidates) is None:
         tips.append("no change of the input that was predicted is sure to gain 5 %")
     return Report(
@@ -58,7 +57,7 @@ def summarise(
         smallest_gap=known.smallest_gap,
         loader=_describe_loader(loader, feed),
         advice=tuple(tips),
-        notes=(*_notes(analysis, blocks, rounds, finished, derived), *causes.notes),
+        notes=(*_notes(known, blocks, rounds, finished, derived), *causes.notes),
         rounds=rounds,
         evidence=known.evidence,
         waits=causes.waits,
@@ -70,10 +69,10 @@ def summarise(
 
 
 def _notes(
-    analysis: Analysis | None, blocks: Blocks, rounds: int, finished: bool, derived: bool
+    known: Analysis, blocks: Blocks, rounds: int, finished: bool, derived: bool
 ) -> tuple[str, ...]:
     """Return what a reader has to know to judge the figures, a sentence each."""
-    feed, found, known = blocks.feed, analysis is not None, analysis or Analysis()
+    feed, found = blocks.feed, known.evidence is not None
     few = f"only {counted(rounds, 'complete round')}" if rounds else "no complete round"
     notes = {
         f"{few} could be measured; let the loop run longer (more steps or epochs, or a larger "
