@@ -142,6 +142,12 @@ class Causes:
             return
         self.notes.pop()
         self.candidates = found
+        most = max(one.options.get("num_workers", 0) for one in found)
+        if isinstance(loader.dataset, IterableDataset) and most > max(1, loader.num_workers):
+            self.notes.append(
+                "the dataset is iterable: if it does not divide its samples among workers "
+                "(torch.utils.data.get_worker_info), each of them yields all samples"
+            )
         if stepping:
             progress("what files cost that are not in memory")
             left_s = until - time.perf_counter()

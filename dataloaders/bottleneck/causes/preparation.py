@@ -106,8 +106,12 @@ class Look:
                 opened.clear()
                 begin, cpu = now(), _wanted_s()
                 profile.watching = not chosen
-                sample = fetch()
-                profile.watching = False
+                try:
+                    sample = fetch()
+                except StopIteration:  # of an iterable dataset
+                    break
+                finally:
+                    profile.watching = False
                 took = now() - begin
                 if not chosen:
                     computed += _wanted_s() - cpu
