@@ -150,13 +150,13 @@ class OnDevice:
 
 
 class Stream(IterableDataset):
-    def __init__(self, count=10**9):
-        self.count = count
+    def __init__(self, count=10**9, sleep=wait, shape=(4,)):
+        self.count, self.sleep, self.shape = count, sleep, shape
 
     def __iter__(self):
         for _ in range(self.count):
-            wait(0.004)
-            yield torch.zeros(4)
+            self.sleep(0.004)
+            yield torch.zeros(self.shape)
 
 
 def checked(dataset, *, batch=2, step_s=0.002, budget_s=1.5, workers=0, **options):
@@ -286,6 +286,15 @@ def test_an_iterable_dataset_has_no_indices(count):
     assert by_name(report.candidates)["workers"].options["num_workers"] > 1
     assert any("if it does not divide its samples among workers" in note for note in report.notes)
     assert report.waits["slow"] == ()
+
+
+def test_what_a_dataset_of_whole_batches_yields_counts_once():
+    time = VirtualTime()
+    loader = DataLoader(Stream(sleep=time.sleep, shape=(64, 4)), batch_size=None)
+    report = check_bottleneck(
+        loader, lambda batch: time.sleep(0.003), budget_s=5, clock=HostOn(time)
+    )
+    assert by_name(report.candidates)["workers"].options == {"num_workers": 2}
 
 
 def test_what_does_not_fit_into_half_of_the_budget_is_left_out_and_progress_goes_on():
