@@ -132,6 +132,11 @@ class Uneven(Waiting):
         return super().__getitem__(index)
 
 
+class Named(Waiting):
+    def __getitem__(self, index):
+        return {"x": super().__getitem__(index)}
+
+
 class Bulk(Waiting):
     """Samples that are read by lists of indices."""
 
@@ -235,6 +240,7 @@ def test_decoding_and_transforms_of_photos_have_their_own_shares(tmp_path):
     [
         (Uneven, {"batch_size": 2, "sampler": np.arange(5000)}, 0.001),
         (Uneven, {"batch_sampler": [range(at, at + 2) for at in range(0, 5000, 2)]}, 0.001),
+        (Named, {"batch_size": 1}, 0.001),
         (Bulk, {"batch_size": None, "sampler": BatchSampler(range(5000), 3, False)}, 0.003),
     ],
 )

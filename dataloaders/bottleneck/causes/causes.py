@@ -109,9 +109,8 @@ class Causes:
         first = [key.tolist() if getattr(key, "ndim", 1) == 0 else key for key in keys]
         seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
         try:
-            look = Look(
-                loader.collate_fn, size, loader.num_workers, seconds, first, self._blocks.now
-            )
+            workers, now = loader.num_workers, self._blocks.now
+            look = Look(loader.collate_fn, size, whole, workers, seconds, first, now)
             seen = observing.observe(loader, look)
         except Exception as error:  # a dataset may fail in any way
             self.notes.append(f"what preparation consists of is not known: {last_line(error)}")

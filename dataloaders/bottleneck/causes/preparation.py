@@ -86,6 +86,7 @@ class Look:
 
     collate_fn: Callable[[Any], Any]
     batch: int  # samples of one
+    whole: bool  # whether collate_fn takes the samples of a batch, and not one sample
     workers: int  # of the loader
     seconds: float  # after which no further sample is begun
     first: list[Any]  # indices to begin with, for at most half of the time
@@ -187,7 +188,7 @@ class Look:
 
     def _collate(self, samples: list[Any], found: Prepared) -> None:
         begin, cpu = self.now(), time.thread_time()
-        batch = self.collate_fn(samples if self.batch > 1 else samples[0])
+        batch = self.collate_fn(samples if self.whole else samples[0])
         done, done_cpu = self.now(), time.thread_time()
         found.collate_s += done - begin
         found.cpu["collate"] = found.cpu.get("collate", 0.0) + done_cpu - cpu
