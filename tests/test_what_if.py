@@ -303,6 +303,18 @@ def test_what_a_dataset_of_whole_batches_yields_counts_once():
     assert by_name(report.candidates)["workers"].options == {"num_workers": 2}
 
 
+def test_a_batch_has_as_many_samples_as_keys():
+    time = VirtualTime()
+    data, keys = Waiting(5000, 0.002, time.sleep), [[key, key + 1] for key in range(0, 5000, 2)]
+    loader = DataLoader(data, batch_sampler=keys, collate_fn=list)  # of tensors of 4 numbers
+    report = check_bottleneck(
+        loader, lambda batch: time.sleep(0.003), budget_s=5, clock=HostOn(time)
+    )
+    cores = int(report.machine["cores"].split()[0])
+    build_s = by_name(report.candidates)["h5"].build_s
+    assert build_s == pytest.approx(5000 * 0.002 / cores, rel=0.1)
+
+
 def test_what_does_not_fit_into_half_of_the_budget_is_left_out_and_progress_goes_on():
     shown = []
     found = on_played_time(Waiting, 3.0, 0.5, progress=shown.append)

@@ -102,9 +102,10 @@ class Causes:
         # A loader may deliver on a device, but workers and pinning handle batches in host memory.
         issued = self._blocks.pool.issue("host", 1)[0]
         host = to_device(issued, torch.device("cpu"), non_blocking=False)
-        whole = loader.batch_sampler is not None
-        size = (loader.batch_size or samples_in(host) or 1) if whole else 1  # a sample is a batch
-        drawn = (wait.keys for wait in self._blocks.log.longest if wait.keys is not None)
+        drawn = [wait.keys for wait in self._blocks.log.longest if wait.keys is not None]
+        size = 1  # a sample is a batch
+        if whole := loader.batch_sampler is not None:
+            size = loader.batch_size or (len(drawn[0]) if drawn else samples_in(host)) or 1
         keys = [key for batch in drawn for key in (batch if whole else [batch])]
         first = [key.tolist() if getattr(key, "ndim", 1) == 0 else key for key in keys]
         seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
