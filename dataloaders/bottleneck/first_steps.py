@@ -151,13 +151,13 @@ class FirstSteps:
             if not pool.placed:
                 pool.place([None for _ in leaves(batch)])
             return (yield from blocks.give(batch))
+        if self.steps > 2 * WARM_UP_STEPS:
+            return (yield from blocks.give(batch))  # seen enough
         # A consumer that fetches ahead copies this batch only after it has asked for the next one.
         if self.placement is None:
             self.placement = Placement(batch)
         else:
             self.placement.watch(batch)
-        if self.steps > 2 * WARM_UP_STEPS:
-            return (yield from blocks.give(batch))  # seen enough
         self.placement.used.update(leaf.device for leaf in leaves(batch))
         try:
             with self.placement:
