@@ -110,6 +110,19 @@ def test_the_best_way_is_remembered_for_the_script(tmp_path):
     assert 'backend="auto" is stock: learned on 2' in explained(path)
 
 
+@pytest.mark.nightly
+def test_workers_that_may_repeat_samples_are_not_remembered(script):
+    made = "return self.transform(torch.full((4,), float(index)))"
+    text = SCRIPT.replace("import Dataset", "import IterableDataset as Dataset")
+    text = text.replace("__getitem__(self, index)", "__iter__(self)")
+    text = text.replace(made, f"{made.replace('return', 'yield from (')} for index in range(4000))")
+    script.write_text(text)
+    tried, out = tuned(script, "--budget", 6)
+    assert tried["workers"]["measured"]["estimate"] > 1.2
+    assert "if it does not divide its samples among workers" in out
+    assert "the best way for this script is the loader as it is; it is remembered:" in out
+
+
 NUMBERS = [torch.tensor([float(index)]) for index in range(100)]
 
 

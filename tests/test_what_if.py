@@ -289,9 +289,10 @@ def test_samples_are_read_in_another_process():
 def test_an_iterable_dataset_has_no_indices(count):
     report = checked(Stream(count), budget_s=1)
     assert report.preparation[0].call.startswith("wait (datasets.py")
-    assert by_name(report.candidates)["workers"].options["num_workers"] > 1
-    assert any("if it does not divide its samples among workers" in note for note in report.notes)
     assert report.waits["slow"] == ()
+    more = by_name(report.candidates)["workers"].options.get("num_workers", 0) > 1
+    noted = any("if it does not divide its samples among workers" in one for one in report.notes)
+    assert noted == more == (count > 12)  # of a short epoch, starting workers is the most
 
 
 def test_what_a_dataset_of_whole_batches_yields_counts_once():

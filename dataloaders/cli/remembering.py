@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from dataloaders.bottleneck import Report
 from dataloaders.loader import DataLoader, wrap
 from dataloaders.predicting import backend_with, best_of, settings_of
@@ -36,6 +38,10 @@ class BestWay:
         if report.candidates and not tried:
             return "nothing was tried, so nothing is remembered; give --budget more"
         kept = [one for one in tried if "persistent_workers" not in one.options]
+        if isinstance(self._loader.dataset, IterableDataset):
+            # More workers seem quicker where each of them yields all samples.
+            most = max(1, self._loader.num_workers)
+            kept = [one for one in kept if one.options.get("num_workers", 0) <= most]
         usable = [one for one in kept if self._cache is not None or not one.build_s]
         best, best_of_all = best_of(usable), best_of(kept)
         options = {} if best is None else best.options
