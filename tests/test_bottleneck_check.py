@@ -501,6 +501,12 @@ class TestTraces:
             assert_same(generator_states(loader), before)
         assert_same(list(loader), list(DataLoader(rows, 3, shuffle=True, seed=3)))
 
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+    def test_a_batch_may_be_a_nested_tensor(self, time):
+        batch = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)])
+        report = checked(PlayedLoader(time, [0.01], made=[batch]), 0.01, time)
+        assert (report.verdict, report.batch) == ("input-bound", "float32 nested of 2")
+
     def test_a_loader_is_freed_after_its_check(self, time):
         loader = TorchLoader(Waiting(5000, 0.01, time.sleep))
         freed = weakref.ref(loader)

@@ -122,14 +122,17 @@ def nbytes(batch: Batch) -> int:
 def samples_in(batch: Batch) -> int | None:
     """Return the number of samples, the length of the first tensor; None without a tensor."""
     for leaf in leaves(batch):
-        return int(leaf.shape[0]) if leaf.ndim else None
+        return leaf.size(0) if leaf.ndim else None  # nested tensors have no shape
     return None
 
 
 def describe(batch: Batch) -> str:
     """Describe ``batch`` in one line: ``[float32 64x3x224x224, int64 64]``."""
     if isinstance(batch, torch.Tensor):
-        shape = "x".join(str(size) for size in batch.shape) or "scalar"
+        if batch.is_nested and batch.layout is torch.strided:  # it has no shape
+            shape = f"nested of {batch.size(0)}"
+        else:
+            shape = "x".join(str(size) for size in batch.shape) or "scalar"
         place = "" if batch.device.type == "cpu" else f" {batch.device}"
         return f"{str(batch.dtype).removeprefix('torch.')} {shape}{place}"
     if isinstance(batch, Mapping):
