@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataloaders.cache import CachedDataset, verify
+from dataloaders.cache import CachedDataset, precompute, verify
 from dataloaders.errors import CacheError
 from helpers.cached import build, mixed
 from helpers.compare import bits
@@ -47,6 +47,18 @@ def test_h5py_reads_the_same_values(path):
         assert list(score["values"][:3]) == [0, 2 / 7, 3 / 7]
         assert list(file["failed/rows"]) == [1, 31]
         assert bytes(file["failed/messages"][:]) == b'["\\u00e9", "b"]'
+
+
+def test_names_are_declared_as_the_utf8_that_they_are(tmp_path):
+    samples = [{"größe": row, "é": {"ü": np.arange(row)}} for row in range(2)]
+    cached = precompute(samples, tmp_path / "a.h5", rows=1, single_file=False, num_workers=0)
+    for path in (cached.path, *cached.shards):
+        with h5py.File(path) as file:
+            names = []
+            file.visit(names.append)
+            for group, _, name in (each.rpartition("/") for each in names):
+                links = file[group or "/"].id.links
+                assert name.isascii() or links.get_info(name.encode()).cset == h5py.h5t.CSET_UTF8
 
 
 def test_no_rows(tmp_path):

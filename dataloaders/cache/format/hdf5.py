@@ -86,12 +86,15 @@ def dataset(
             count = math.prod(source.shape) if len(shape) == 1 else source.shape[0]
             names = _verbatim(source.file), _verbatim(source.path)
             layout[source.first : source.first + count] = h5py.VirtualSource(*names, source.shape)
-        return file.create_virtual_dataset(name, layout).id
-    created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    if not how:
-        created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # so that it has a place at once
-    return file.create_dataset(name, shape, dtype, track_times=False, dcpl=created, **how).id
+        made = file.create_virtual_dataset(None, layout)
+    else:
+        created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        if not how:
+            created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # so that it has a place at once
+        made = file.create_dataset(None, shape, dtype, track_times=False, dcpl=created, **how)
+    file[name] = made  # h5py would declare the name of a new dataset ASCII, whatever it is
+    return made.id
 
 
 def _verbatim(name: str) -> str:
