@@ -167,7 +167,12 @@ MALFORMED = {
 }  # fmt: skip
 SAID = [
     ("mixed", "file_bytes", 1 << 40, "had 1099511627776 when it was built, so it is truncated"),
-    ("mixed", "columns.11.values", [4096, 0], "^read$"),
+    ("mixed", "columns.11.values", [4096, 0], r"malformed: column 'empty' is said to stand at"),
+    ("mixed", "columns.0.shape", [6, 5, 3], r"variants of column 'image' is \(\('image:RGB', 3\)"),
+    ("mixed", "columns.2.most_values", 1, "malformed: most_values of column 'label' is 1, which"),
+    ("zstd", "columns.0.packing.piece", 0, "malformed: packing of column 'image' is Packing"),
+    ("zstd", "columns.0.values", [4096, 1_200_000], "malformed: values of column 'image' is Ext"),
+    ("joined", "columns.2.values", [4096, 9], "malformed: values of column 'label' is Extent"),
     ("joined", "shards.0.name", "é b%/a.h5", "é b%/a.h5 of the cache .* is missing"),
     ("joined", "shards.0.name", "none.h5", "none.h5 of the cache .* is missing"),
     ("joined", "shards.0.name", "n" * 255, "of the cache .* is missing"),

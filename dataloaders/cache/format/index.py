@@ -168,7 +168,7 @@ def _check(index: Index, size: int) -> None:
     is_like = [entry.name for entry in index.columns] == names
     require(is_like, f"structure has {len(names)} leaves, and the columns are others")
     for entry in index.columns:
-        require(_is_sound(entry, index.rows), f"column {shown(entry.name)} cannot be")
+        _check_column(entry, index.rows, is_joined=bool(index.shards))
     checks = index.checksums
     is_all = checks.values.size == -(-(file_bytes - user_block) // BLOCK)
     require(checks.block == BLOCK and is_all, "its checksums are not those of such a file")
@@ -189,42 +189,45 @@ def _check_shards(index: Index) -> None:
         require(found == whole, f"its shards have {found} {what}, and it says {whole}")
 
 
-def _is_sound(entry: ColumnEntry, rows: int) -> bool:
-    """Return whether all that a column says, but for places, can be true of so many rows."""
-    shape, kinds = entry.shape, entry.variants
-    if len(shape or ()) > MOST_FIXED or not 0 < len(set(kinds)) == len(kinds) <= MOST_VARIANTS:
-        return False
+def _check_column(entry: ColumnEntry, rows: int, *, is_joined: bool) -> None:
+    """Check that all that a column says, but for places, can be true of so many rows."""
+    shape, kinds, packing = entry.shape, entry.variants, entry.packing
+
+    def check(holds: object, field: str) -> None:
+        if not holds:  # the text is made where it is needed
+            value = shown(getattr(entry, field))
+            raise Malformed(f"{field} of column {shown(entry.name)} is {value}, which cannot be")
+
+    check(len(shape or ()) <= MOST_FIXED, "shape")
+    # NumPy multiplies the sizes of an empty array too, leaving out what is 0.
+    check(max(rows, 1) * math.prod(filter(None, shape or ())) <= LARGEST, "shape")
+    check(0 < len(set(kinds)) == len(kinds) <= MOST_VARIANTS, "variants")
+    check(entry.dtype in DTYPES, "dtype")
     for kind, of in kinds:
         is_like = shape is None or kind == "none" or of == len(shape)
-        if of > _MOST_DIMENSIONS or not (is_like and fits(kind, entry.dtype, of, shape)):
-            return False
-    size, most, pixels = entry.values.size, entry.most_values, entry.most_pixels
+        is_fit = of <= _MOST_DIMENSIONS and is_like and fits(kind, entry.dtype, of, shape)
+        check(is_fit, "variants")
     like = ColumnEntry.of_rows(
         *(entry.name, entry.dtype, kinds, shape, rows),
-        size=size,
-        most_values=most,
-        most_pixels=pixels,
+        size=entry.values.size,
+        most_values=entry.most_values,
+        most_pixels=entry.most_pixels,
     )
     sizes = {name: Extent(0, each.size) for name, _, each in entry.sized() if name != "pieces"}
-    # NumPy multiplies the sizes of an empty array too, leaving out what is 0.
-    product = max(rows, 1) * math.prod(filter(None, shape or ()))
+    for field, value in vars(replace(entry.placed(sizes), packing=None)).items():
+        check(value == getattr(like, field), field)
     is_image = any(is_encoded(kind) for kind, _ in kinds)
-    return (
-        entry.dtype in DTYPES
-        and replace(entry.placed(sizes), packing=None) == like
-        and product <= LARGEST
-        and (pixels is None or (is_image and pixels > 0))
-        and (entry.packing is None or _is_packing(entry, entry.packing))
-    )
+    check(entry.most_pixels is None or (is_image and entry.most_pixels > 0), "most_pixels")
+    check(packing is None or _is_packing(entry, packing), "packing")
+    check(not entry.values.offset or not (is_joined or packing), "values")
 
 
 def _is_packing(entry: ColumnEntry, packing: Packing) -> bool:
-    width, (offset, size) = np.dtype(entry.dtype).itemsize, entry.values
+    width, size = np.dtype(entry.dtype).itemsize, entry.values.size
     row = 1 if entry.shape is None else math.prod(entry.shape)
     largest = LARGEST_PIECE if entry.shape is None else max(LARGEST_PIECE, row * width)
     return (
-        not offset
-        and packing.codec in CODECS
+        packing.codec in CODECS
         and 0 < packing.piece <= size
         and packing.piece % row == 0
         and packing.piece * width <= min(largest, LARGEST_ROW)
@@ -237,11 +240,11 @@ def _check_places(index: Index) -> None:
     """Check that each array is between the user block and the end, and none on another one."""
     taken, begin, end = [], index.user_block, index.file_bytes
     for name, dtype, (offset, size) in index.places():
+        last = offset + size * np.dtype(dtype).itemsize
+        place = f"bytes {offset} to {last}, outside {begin} to {end}"
+        is_inside = begin <= offset and last <= end
+        require(is_inside if size else not offset, f"{name} is said to stand at {place}")
         if size:
-            last = offset + size * np.dtype(dtype).itemsize
-            place = f"bytes {offset} to {last}, outside {begin} to {end}"
-            is_inside = begin <= offset and last <= end
-            require(is_inside, f"{name} is said to stand at {place}")
             taken.append((offset, last, name))
     for (_, last, name), (offset, _, other) in pairwise(sorted(taken)):
         require(last <= offset, f"{name} and {other} overlap")
