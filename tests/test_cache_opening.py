@@ -126,6 +126,16 @@ def test_rows_of_what_only_has_another_text_are_read_if_that_is_accepted(path, t
     assert "pass expect" not in str(found.value)
 
 
+def test_another_subset_of_the_same_length_is_another_dataset(tmp_path):
+    """As random_split gives it at the next start of a script."""
+    path, dataset = tmp_path / "a.h5", Pictures(tmp_path)
+    precompute(Subset(dataset, [0, 1, 2]), path, num_workers=0)
+    for other in ([3, 4, 5], torch.arange(1, 4), np.array([0, 2, 1])):
+        with pytest.raises(CacheError, match=r"something else: indices: \w+ when it was built"):
+            first_batch(Subset(dataset, other), H5(path))
+    assert len(precompute(Subset(dataset, torch.arange(3)), path)) == 3
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from dataloaders.transforms.read import Member, is_chain, read
 
-__all__ = ["Found", "NotCopyable", "copied", "find_chains", "find_generators"]
+__all__ = ["Found", "NotCopyable", "copied", "find_chains", "find_generators", "find_indices"]
 
 _DEEPEST = 8
 _CONTAINERS = (list, tuple, dict)
@@ -62,6 +62,12 @@ def find_generators(dataset: Any) -> list[tuple[Callable[[], Any], Callable[[Any
                 if access is not None:
                     found[id(own)] = access
     return list(found.values())
+
+
+def find_indices(dataset: Any) -> list[Any]:
+    """Return the indices of each Subset in ``dataset``."""
+    walked = _walk(dataset, "dataset")
+    return [vars(value).get("indices") for _, value in walked if isinstance(value, Subset)]
 
 
 def copied(dataset: Any, instead: Mapping[int, Any]) -> Any:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from dataloaders.cache.build.reading import (
     BYTES_PER_LEAF,
     STAY_LIVE,
@@ -49,7 +51,7 @@ from dataloaders.errors import CacheError
 from dataloaders.observing.opened import Files, files_opened
 from dataloaders.options import option
 from dataloaders.seeding.states import random_states_kept
-from dataloaders.transforms.find import find_generators
+from dataloaders.transforms.find import find_generators, find_indices
 
 _PROVED = 4
 _MEASURED = 16
@@ -120,7 +122,11 @@ def described(dataset: Any, length: int, cut: Cut) -> dict[str, Any]:
     """Return what a fingerprint says of ``dataset`` without reading it."""
     kind = type(dataset)
     module = "" if kind.__module__ in ("__main__", "__mp_main__") else f"{kind.__module__}."
-    return {"dataset": f"{module}{kind.__qualname__}", "length": length, "head": list(cut.head)}
+    says = {"dataset": f"{module}{kind.__qualname__}", "length": length, "head": list(cut.head)}
+    if subsets := find_indices(dataset):  # such as of random_split: another split each time
+        text = repr([np.asarray(indices).tolist() for indices in subsets])
+        says["indices"] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return says
 
 
 class Study:
