@@ -71,7 +71,9 @@ def test_batches_are_the_same_and_no_thread_stays(steps, tmp_path):
         return DataLoader(dataset, 20, seed=2, backend=backend)
 
     dataset, others = Photos(size=20, transform=v2.Compose(steps)), running()
-    by_three = loader(3)
+    wanted, by_three = list(loader(1)), loader(3)
+    assert "batches are made at once" in str(by_three.explain())
+    assert running() == others
     batches = list(by_three)
     started = running() - others
     assert 0 < len(started) <= 3  # an idle one takes the next part
@@ -79,5 +81,5 @@ def test_batches_are_the_same_and_no_thread_stays(steps, tmp_path):
     gc.collect()
     for thread in started:
         thread.join(timeout=20)
-    assert_same(batches, list(loader(1)))
+    assert_same(batches, wanted)
     assert running() <= others

@@ -160,12 +160,14 @@ def proved(
 ) -> Batches | str:
     """Return a `Batches` of ``cached``, proved equal to torch's on a few rows; or why none is."""
     try:
-        batches, tried = Batches(cached, threads, puts_off), Batches(cached)  # puts nothing off
+        batches, tried = Batches(cached, threads, puts_off), Batches(cached, threads)
     except Obstacle as error:
         return str(error)
-    if _are_equal(cached, lambda rows, seeding: tried.of(rows, Draws(seeding))):
-        return batches
-    return "its batches differ from those of default_collate"
+    try:  # without what is put off
+        is_equal = _are_equal(cached, lambda rows, seeding: tried.of(rows, Draws(seeding)))
+    finally:
+        tried.close()
+    return batches if is_equal else "its batches differ from those of default_collate"
 
 
 def finishes_floats(cached: CachedDataset) -> bool:
