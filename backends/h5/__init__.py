@@ -32,7 +32,6 @@ from torch.utils.data import default_collate
 from dataloaders import registry
 from dataloaders.backend import Backend, Session, Specification
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.cache.build.builder import opened
 from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.build.source import Options, Source
 from dataloaders.cache.build.study import obstacle_to_packing
@@ -161,7 +160,11 @@ class H5(Backend):
         """
         path = self._path(loader)
         if os.path.exists(path) or self.build == "never":
-            return opened(loader, path, images=self.images, check=self.check, expect=self.expect)
+            # Only for check=, or of an older file, a worker of the loader reads a few samples.
+            options = Options(
+                images=self.images, check=self.check, expect=self.expect, loader=loader
+            )
+            return Source(loader.dataset, options).open(Path(os.path.realpath(path)))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

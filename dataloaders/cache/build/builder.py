@@ -155,19 +155,6 @@ def estimate(
     return source.estimate(target_of(path).parent, one_file)
 
 
-def opened(loader: Any, path: Path, **options: Any) -> CachedDataset:
-    """Return the finished cache at ``path``, compared with the dataset of ``loader``.
-
-    The dataset is observed, in a worker of ``loader``, only where ``check`` asks for it, or where
-    the file does not say how samples go through the transforms. The options are `precompute`'s.
-
-    Raises:
-        CacheError: the file is of something else, or the dataset cannot be observed.
-    """
-    source = Source(loader.dataset, Options(loader=loader, **options))
-    return source.open(Path(os.path.realpath(path)))
-
-
 class _Builder:
     """One call of `precompute`. Without ``shard=`` it is the only rank."""
 

@@ -29,9 +29,9 @@ from dataloaders.cache.format.attributes import attributes_of
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.compress import Compressed, compressed_of
 from dataloaders.cache.format.disk import free_bytes
+from dataloaders.cache.format.entries import MOST_SHARDS
 from dataloaders.cache.format.writing import About
 from dataloaders.cache.read.reader import ACCEPTABLE, CachedDataset
-from dataloaders.cache.read.shards import check_shard
 from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.errors import CacheError, CacheWarning, OptionError
@@ -82,12 +82,17 @@ class Options:
             ("num_workers", _is_count(self.num_workers, 0, "auto"), "'auto' or an int from 0 on"),
             ("rows", _is_count(self.rows, 1, None), "None or an int from 1 on, samples in a part"),
             ("check", self.check in (None, "contents"), "None or 'contents'"),
+            (
+                "shard",
+                self.shard is None or _is_shard(self.shard),
+                "None or (rank, of), such as (3, 8): the shard of this process, counted from 0, "
+                f"and how many there are, up to {MOST_SHARDS}",
+            ),
         ):
             if not holds:
                 raise OptionError(f"{option(name, getattr(self, name))}: it must be {rule}")
         if self.shard is None:
             return
-        check_shard(self.shard)
         if not self.resume:
             raise OptionError(
                 f"resume=False with {option('shard')}: another rank may have made its parts "
@@ -104,6 +109,11 @@ class Options:
 
 def _is_count(value: Any, least: int, other: str | None) -> bool:
     return value == other or (type(value) is int and value >= least)
+
+
+def _is_shard(value: Any) -> bool:
+    is_pair = isinstance(value, tuple) and [type(each) for each in value] == [int, int]
+    return is_pair and 0 <= value[0] < value[1] <= MOST_SHARDS
 
 
 class Source:

@@ -13,21 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from dataloaders.cache.format.block import digest_at
-from dataloaders.cache.format.entries import MOST_SHARDS, Shard
+from dataloaders.cache.format.entries import Shard
 from dataloaders.cache.format.fields import LARGEST
 from dataloaders.cache.format.index import Index
-from dataloaders.errors import CacheError, OptionError
-from dataloaders.options import option
-
-
-def check_shard(shard: object) -> None:
-    """Raise OptionError unless ``shard`` is a rank and the number of ranks."""
-    is_pair = isinstance(shard, tuple) and [type(each) for each in shard] == [int, int]
-    if not is_pair or not 0 <= shard[0] < shard[1] <= MOST_SHARDS:  # type: ignore[index]
-        raise OptionError(
-            f"{option('shard', shard)}: it must be None or (rank, of), such as (3, 8): the shard "
-            f"of this process, counted from 0, and how many there are, up to {MOST_SHARDS}"
-        )
+from dataloaders.errors import CacheError
 
 
 def first_of(index: Index) -> int:
