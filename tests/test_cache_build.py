@@ -441,6 +441,15 @@ def test_an_estimate_says_what_it_will_take(path):
     assert left(path.parent) == []
 
 
+def test_more_parts_than_a_cache_may_have_are_refused_before_they_are_made(path):
+    dataset = Numbered(70_000, log=path.with_name("log"))
+    rule = r"rows=1: 70000 samples would be in more than 65536 parts, .*; give 2 or more"
+    with pytest.raises(CacheError, match=rule):
+        build(dataset, path, rows=1)
+    assert len(dataset.reads()) < 100
+    assert not path.with_suffix(".parts").exists()
+
+
 @pytest.mark.nightly
 def test_parts_become_one_file_where_the_estimate_has_said_so(path):
     """Rows of many sizes: about 113 MiB by those that are looked at, of 128, and 131 in fact."""

@@ -36,7 +36,7 @@ from dataloaders.cache.build.source import Options, Source, warn_of_versions
 from dataloaders.cache.build.workers import make_parts
 from dataloaders.cache.format.codecs import refuse_missing
 from dataloaders.cache.format.compress import Compressed
-from dataloaders.cache.format.entries import is_shard_name
+from dataloaders.cache.format.entries import MOST_SHARDS, is_shard_name
 from dataloaders.cache.format.hdf5 import refuse_no_h5py
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.reader import CachedDataset
@@ -188,10 +188,10 @@ class _Builder:
     @contextmanager
     def _locked(self, rank: int | None = None) -> Iterator[None]:
         """Hold the lock of a rank, or that of the whole; an error says what is kept."""
-        name = "build" if rank is None else f"{rank:05d}-of-{self._of:05d}"
+        name = "" if rank is None or self._is_alone else f"{rank:05d}-of-{self._of:05d}"
         waits = self._options.wait or not self._is_alone
         waiting = self._report_waiting if waits else None
-        with locked(self.path, "" if self._is_alone else name, waiting=waiting):
+        with locked(self.path, name, waiting=waiting):
             try:
                 yield
             except BaseException as error:
@@ -257,6 +257,13 @@ class _Builder:
             whole = range(self.source.length) if self._options.wait else samples
             written = sum(part.index.file_bytes for part in self.folder.finished(whole))
             expected.refuse_small_disk(len(whole), written, self.path.parent)
+            least = -(-self.source.length // MOST_SHARDS)
+            if expected.rows < least:
+                raise CacheError(
+                    f"{option('rows', expected.rows)}: {self.source.length} samples would be in "
+                    f"more than {MOST_SHARDS} parts, which is the most that a cache may have; give "
+                    f"{least} or more, if so many fit into memory, or build several caches"
+                )
             (self._options.announce or _silent)(expected)
         tasks = self._tasks(samples, parts)
         pace = Pace(samples, expected.bytes, parts)
