@@ -98,7 +98,7 @@ def test_a_compressed_row_that_is_larger_than_the_index_says(path):
     with takes_less_than(1 << 20), pytest.raises(CacheError, match=rule):
         CachedDataset(path)[3]
     changed(path, 0, most_values=(1 << 26) + 1)  # of four bytes
-    with pytest.raises(CacheError, match="is malformed: column 'sample' cannot be"):
+    with pytest.raises(CacheError, match="is malformed: packing of column 'sample' is"):
         CachedDataset(path)
 
 
