@@ -205,7 +205,6 @@ def test_output_that_is_closed_is_done_without(command, tmp_path):
         (["squares_data.py:number", "x.h5"], "is a int; a cache is built of a dataset"),
         (["squares_data.py:squares", "x.h5", "--crop", "3"], "are for a folder of images"),
         (["empty", "x.h5"], "'empty' is no folder of images"),
-        (["squares_data.py:squares", "x.h5", "--shard", "3"], "--shard: invalid shard value: '3'"),
     ],
 )
 def test_a_dataset_that_is_none(command, words, message):

@@ -27,7 +27,7 @@ from dataloaders.cache.build.rows import PART_BYTES, PART_SECONDS, Maker
 from dataloaders.cache.build.study import Study, described, ways_to_cut
 from dataloaders.cache.format.attributes import attributes_of
 from dataloaders.cache.format.changes import changes
-from dataloaders.cache.format.compress import Compressed, compressed_of
+from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes
 from dataloaders.cache.format.entries import MOST_SHARDS
 from dataloaders.cache.format.writing import About
@@ -124,7 +124,8 @@ class Source:
         self.options = options
         self.length = _length_of(dataset)
         self.images = Images.of(options.images)
-        self.compress = compressed_of(options.compress)
+        how = options.compress
+        self.compress = how if how is None or isinstance(how, Compressed) else Compressed(how)
         self._study: Study | None = None
         # All of the machine's, where no shard is built: then the other ranks wait for this one.
         self._cores = machine_cores() if options.shard is None else usable_cores()

@@ -68,10 +68,3 @@ class Compressed:
 
     def __str__(self) -> str:
         return f"{self.codec}, level {self.chosen_level}"
-
-
-def compressed_of(compress: str | Compressed | None) -> Compressed | None:
-    """Return what ``compress=`` stands for."""
-    if compress is None or isinstance(compress, Compressed):
-        return compress
-    return Compressed(compress)

@@ -85,9 +85,6 @@ class _Files:
         self._made = made
         self._has_tails = has_tails
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
     def __getitem__(self, index: int) -> Any:
         why = hooks.obstacle()
         if why is not None:
