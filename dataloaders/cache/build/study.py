@@ -123,10 +123,14 @@ def described(dataset: Any, length: int, cut: Cut) -> dict[str, Any]:
     kind = type(dataset)
     module = "" if kind.__module__ in ("__main__", "__mp_main__") else f"{kind.__module__}."
     says = {"dataset": f"{module}{kind.__qualname__}", "length": length, "head": list(cut.head)}
-    if subsets := find_indices(dataset):  # such as of random_split: another split each time
-        text = repr([np.asarray(indices).tolist() for indices in subsets])
-        says["indices"] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return says
+    digest = hashlib.blake2b(digest_size=16)
+    for indices in (subsets := find_indices(dataset)):  # random_split gives others at each start
+        found = np.asarray(indices)
+        values = (
+            found.astype("<i8").tobytes() if found.dtype.kind in "iu" else str(indices).encode()
+        )
+        digest.update(f"{len(values)} ".encode() + values)
+    return {**says, "indices": digest.hexdigest()} if subsets else says
 
 
 class Study:
