@@ -123,14 +123,15 @@ def described(dataset: Any, length: int, cut: Cut) -> dict[str, Any]:
     kind = type(dataset)
     module = "" if kind.__module__ in ("__main__", "__mp_main__") else f"{kind.__module__}."
     says = {"dataset": f"{module}{kind.__qualname__}", "length": length, "head": list(cut.head)}
-    digest = hashlib.blake2b(digest_size=16)
-    for indices in (subsets := find_indices(dataset)):  # random_split gives others at each start
-        found = np.asarray(indices)
-        values = (
-            found.astype("<i8").tobytes() if found.dtype.kind in "iu" else str(indices).encode()
-        )
-        digest.update(f"{len(values)} ".encode() + values)
-    return {**says, "indices": digest.hexdigest()} if subsets else says
+    subsets = list(map(np.asarray, find_indices(dataset)))
+    if subsets:  # random_split gives others at each start of a script
+        digest = hashlib.blake2b(digest_size=16)
+        for indices in subsets:
+            is_whole = indices.dtype.kind in "iu"
+            values = indices.astype("<i8").tobytes() if is_whole else str(list(indices)).encode()
+            digest.update(f"{len(values)} ".encode() + values)
+        says["indices"] = digest.hexdigest()
+    return says
 
 
 class Study:
