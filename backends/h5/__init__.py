@@ -70,7 +70,8 @@ class H5(Backend):
             `Encoded`, or "packed" for the dataset's own files. None: raw; an existing cache is used
             as it is.
         check: "contents" also compares a few samples with an existing cache, read in a separate
-            process; None compares class, length, transforms and classes, and reads no sample.
+            process; None compares class, length, transforms, classes and the indices of a Subset,
+            and reads no sample.
         expect: entries of its fingerprint that an existing cache must have, as in `precompute`:
             ``{"torchvision": "0.29.2"}``. "dataset" and "head" count in place of the dataset's.
         threads: how many threads at most make a batch, in this process or in each worker; None: as

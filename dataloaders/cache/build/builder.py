@@ -115,7 +115,8 @@ def precompute(
             ``wait=False`` a rank returns a cache of its own samples as soon as these are built, and
             nothing is joined: see `join`.
         check: "contents" compares a few samples, read in another process, with the file that is
-            there. None: its class, length, transforms and classes are compared, and none is read.
+            there. None: its class, length, transforms, classes and the indices of a Subset are
+            compared, and none is read.
         expect: entries of the fingerprint that a file that is there must have:
             ``{"torchvision": "0.29.2"}`` refuses one of another version. "dataset" and "head" count
             in place of the dataset's, to accept a renamed class or transforms printed otherwise.
