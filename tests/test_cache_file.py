@@ -57,8 +57,9 @@ def test_names_are_declared_as_the_utf8_that_they_are(tmp_path):
             names = []
             file.visit(names.append)
             for group, _, name in (each.rpartition("/") for each in names):
-                links = file[group or "/"].id.links
-                assert name.isascii() or links.get_info(name.encode()).cset == h5py.h5t.CSET_UTF8
+                parent = file[group or "/"]
+                link = parent.id.links.get_info(name.encode())
+                assert name.isascii() or link.cset == h5py.h5t.CSET_UTF8
 
 
 def test_no_rows(tmp_path):

@@ -93,7 +93,11 @@ def dataset(
         if not how:
             created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # so that it has a place at once
         made = file.create_dataset(None, shape, dtype, track_times=False, dcpl=created, **how)
-    file[name] = made  # h5py would declare the name of a new dataset ASCII, whatever it is
+    # One by one: else h5py declares the dataset's name ASCII, and HDF5 those of new groups.
+    *groups, own = name.strip("/").split("/")
+    for group in groups:
+        file = file.require_group(group)
+    file[own] = made
     return made.id
 
 
