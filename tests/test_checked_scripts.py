@@ -137,6 +137,49 @@ def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(bat
     assert "--loader" not in done.stderr  # no other loader is the one that trains
 
 
+TRAINS_ON = "optimizer = torch.optim.SGD(model.parameters(), 0.01)\ndef train():\n" + "".join(
+    f"    {line}\n" for line in (LOADER + EPOCHS).splitlines()
+)
+
+
+def test_a_script_that_goes_elsewhere_and_redirects_its_output_in_a_thread_that_outlives_it(
+    tmp_path,
+):
+    text = (
+        "import os; os.mkdir('elsewhere'); os.chdir('elsewhere')\n"
+        "sys.stdout = open('log.txt', 'w'); print('hello')\n"
+        "sys.stdout.close()\n"
+        "threading.Thread(target=train).start()\n"  # Python waits for it
+    )
+    done = check(tmp_path, TRAINS_ON + text, "--json", "report.json")
+    assert measured_in(done).startswith("1: ")
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"]
+    assert (tmp_path / "elsewhere" / "log.txt").read_text() == "hello\n"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "text",
+    [
+        "threading.Thread(target=queue.Queue().get).start()\ntrain()\n",
+        # Its end waits for a thread that waits for room.
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "full = queue.Queue(1)\n"
+        "def fill():\n"
+        "    while True: full.put(1)\n"
+        "with ThreadPoolExecutor(1) as pool:\n"
+        "    pool.submit(fill)\n"
+        "    train()\n",
+        "while True:\n    try: train()\n    except: time.sleep(0.1)\n",
+    ],
+    ids=["thread", "pool", "except"],
+)
+def test_a_script_that_would_not_end_is_ended(text, tmp_path):
+    done = check(tmp_path, TRAINS_ON + text)
+    assert measured_in(done).startswith("1: ")
+    assert "the script was ended after" in done.stdout
+
+
 LIGHTNING = """
 import lightning
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -178,19 +221,28 @@ def test_lightnings_combined_loader_and_its_checkpoint(tmp_path):
 
 
 WRITES = OPTIMIZER + LOADER + (
-    "import os, shutil\n"
+    "import numpy, os, shutil\n"
     "from pathlib import Path\n"
     "from safetensors.torch import load_file, save_file\n"
     "folder = Path('out')\n"
     "class Log: write = sys.stdout.write\n"  # no flush(), no isatty()
     "sys.stdout = Log()\n"
     "os.makedirs('runs/first')\n"  # as HF Trainer, before training
+    "shutil.rmtree('made')\n"
+    "os.makedirs('made/anew')\n"
+    "import atexit\n"
+    "atexit.register(lambda text: Path('exit.txt').write_text(text), 'ended')\n"
+    "script = torch.jit.script(torch.nn.Linear(2, 2))\n"
     "try:\n"
     "    for epoch in range(1000):\n"
     "        for step, batch in enumerate(loader):\n"
     "            train_on(batch, optimizer)\n"
     "            torch.save(model.state_dict(), 'again.pt')\n"
     "            torch.save(model.state_dict(), 'new.pt')\n"
+    "            torch.jit.save(script, 'script.pt')\n"
+    "            torch.jit.load('script.pt')\n"
+    "            numpy.savetxt('loss.txt', [step, step])\n"
+    "            assert len(numpy.loadtxt('loss.txt')) == 2\n"
     "            model.load_state_dict(torch.load('again.pt'))\n"
     "finally:\n"
     "    os.link('log.txt', 'log.bak')\n"  # this, chmod and utime change a file's st_ctime
@@ -227,8 +279,10 @@ WRITES = OPTIMIZER + LOADER + (
 @pytest.mark.parametrize("let", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_files_that_existed_are_neither_overwritten_moved_nor_deleted(tmp_path, let):
     (tmp_path / "out" / "step-1").mkdir(parents=True)
+    (tmp_path / "made" / "anew").mkdir(parents=True)
     names = [f"{name}.pt" for name in ("again", "copied", "latest", "linked", "moded", "old")]
     names += ["log.txt", "out/last.pt", "out/step-1/model.safetensors"]
+    names += ["exit.txt", "loss.txt", "made/anew/data.txt", "script.pt"]
     before = {name: f"{name} of three weeks" for name in names}
     for name, text in before.items():
         (tmp_path / name).write_text(text)

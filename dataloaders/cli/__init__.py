@@ -139,6 +139,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _carry_out(parsed)
         print(end="", flush=True)  # there may be no stdout
+        if argv is None and parsed.command in ("check", "tune"):
+            from dataloaders.scripts.stopping import end_soon
+
+            end_soon(status)
         return status
     except DataLoadersError as error:
         print(f"dataloaders {parsed.command}: {error}", file=sys.stderr)
@@ -199,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--markdown", "write a summary for a pull request; -: print that instead"),
         ("--trace", "write the last measured steps for ui.perfetto.dev"),
     ):
-        check.add_argument(name, metavar="F", help=help_)
+        check.add_argument(name, type=_path, metavar="F", help=help_)
     verdicts = "exit with 1 for these, separated by commas: " + ", ".join(_VERDICTS)
     check.add_argument("--fail-if", type=_verdicts, default=(), metavar="VERDICTS", help=verdicts)
     remedies = check.add_mutually_exclusive_group()
@@ -220,7 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     ways = "try what may gain, backends too; keep the best"
     tune.add_argument("--backends", action="store_true", help=ways)
     with_cache = "with --backends: h5 is among the ways, with this cache; built if missing"
-    tune.add_argument("--cache", metavar="F", help=with_cache)
+    tune.add_argument("--cache", type=_path, metavar="F", help=with_cache)
     # With --backends it is a check.
     unused = dict.fromkeys(("html", "against", "markdown", "trace"))
     tune.set_defaults(**unused, fail_if=(), predict=True, try_candidates=True, remember=True)
@@ -249,7 +253,7 @@ def _add_measuring(
     _add_budget(parser, budget_s, budget)
     loader = "take the N-th loader that the script iterates, whatever it is"
     parser.add_argument("--loader", type=_count, metavar="N", help=loader)
-    parser.add_argument("--json", metavar="F", help="write the result as JSON, too")
+    parser.add_argument("--json", type=_path, metavar="F", help="write the result as JSON, too")
     for name, help_ in (
         ("--let-write", "let the script overwrite and delete its files, as it does in training"),
         ("--quiet", "no progress, and the result in one line"),
@@ -260,6 +264,10 @@ def _add_measuring(
 def _add_budget(parser: argparse.ArgumentParser, budget_s: float, about: str) -> None:
     help_ = f"{about} ({budget_s:.0f})"
     parser.add_argument("--budget", type=_seconds, default=budget_s, metavar="S", help=help_)
+
+
+def _path(text: str) -> str:
+    return text if text == "-" else os.path.abspath(text)  # the script may change the folder
 
 
 def _seconds(text: str) -> float:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from dataloaders.cli.running import (
     refuse_unfit,
     run_shown,
     say_that_it_trains,
+    streams_kept,
     untouched_files,
 )
 from dataloaders.measuring.progress import ProgressLine
@@ -81,7 +82,7 @@ def _check_in_child(
     outcome = Outcome("finished", 0)
     with measuring.watched():
         try:
-            with stoppable():
+            with stoppable(), streams_kept():
                 target(*args, **keywords)
         except StopScript:
             outcome = Outcome("stopped", 0)
@@ -117,6 +118,7 @@ class _Measuring:
             may_take=self._may_take,
             waited=lambda name, seconds: self.checks[0].waited_elsewhere(name, seconds),
             passed_over=lambda text: self.line(f"check  {text}"),
+            stuck=self._end_at_once,
         )
 
     @contextmanager
@@ -180,11 +182,19 @@ class _Measuring:
             return False
         return True
 
+    def _end_at_once(self) -> None:
+        """Print the report and end this process, whose script catches what should end it."""
+        if self._scratch is not None:
+            self._scratch.__exit__()
+        with redirect_stdout(sys.__stdout__), redirect_stderr(sys.__stderr__):
+            status = self.conclude(Outcome("stopped", 0))
+            sys.stdout.flush()
+        os._exit(status)
+
     def _measure(self, loader: Any, iterate: Any) -> Check:
         options, budget_s, cache = self._options, self._options.budget, self._options.cache
         if options.remember:
             loader, iterate = without_auto(loader, iterate)
-            cache = cache and os.path.abspath(cache)
             self._best_way = BestWay(loader, cache)
             budget_s /= 2  # the trials take about as long as the check
         check = Check(

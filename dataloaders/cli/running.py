@@ -58,9 +58,9 @@ def refuse_unfit(target: Target, command: str) -> None:
 def refuse_missing_folders(*paths: str | None) -> None:
     """Raise OptionError if a folder to write to does not exist."""
     for path in paths:
-        if path is not None and not Path(path).resolve().parent.is_dir():
+        if path is not None and not Path(path).parent.is_dir():
             raise OptionError(
-                f"{path!r}: the folder {str(Path(path).resolve().parent)!r} does not exist; "
+                f"{path!r}: the folder {str(Path(path).parent)!r} does not exist; "
                 "make it first, or write elsewhere"
             )
 
@@ -75,6 +75,13 @@ def untouched_files(takeover: Takeover, *, let_write: bool) -> Iterator[Scratch 
     scratch = Scratch(lambda: takeover.optimizers.steps > 0, but_in=own)
     with quiet_trackers(scratch.folder), ExitStack() as stack:
         yield None if let_write else stack.enter_context(scratch)
+
+
+@contextmanager
+def streams_kept() -> Iterator[None]:
+    """Restore stdout and stderr after the block: a script may have replaced or closed its own."""
+    with redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):
+        yield
 
 
 def say_that_it_trains(target: Target, command: str, *, quiet: bool) -> None:
@@ -97,8 +104,7 @@ def run_shown(
 ) -> Outcome:
     """Run the script; then erase ``line`` and show the error that ended the script, if any."""
     try:
-        # Restored afterwards: what the script put in their place may be closed by now.
-        with redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):
+        with streams_kept():
             outcome = target.run(args)
     finally:
         line.close()

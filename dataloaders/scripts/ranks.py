@@ -21,7 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dataloaders.scripts.stopping import StopScript, stop_main
+from dataloaders.scripts.stopping import StopScript, stop
 
 _GRACE_S = 5.0
 _FOR_REPORTS_S = 4 * _GRACE_S
@@ -109,7 +109,8 @@ class Ranks:
             time.sleep(1.0)
         time.sleep(_GRACE_S)
         if not self._gathered:
-            stop_main()
+            with suppress(StopScript):
+                stop()
             time.sleep(_GRACE_S)
         if not self._gathered:
             os._exit(0)  # it waits in a library, where no exception reaches it

@@ -14,6 +14,7 @@ in C opens itself are not protected, nor those opened for changes in place (``"r
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import errno
 import functools
@@ -27,12 +28,13 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 _CHECKPOINTS = (".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".tar")
@@ -56,6 +58,7 @@ class Scratch:
         self.diverted: dict[str, str] = {}  # the program's path -> the path in the folder
         self.kept: list[str] = []  # files that the program deleted or moved away
         self._training = training
+        self._here = os.getcwd()  # the program may change it, or delete it
         self._leave = _NOT_FILES if but_in is None else (*_NOT_FILES, f"{but_in}{os.sep}")
         self._old: set[str] = set()  # old files found so far; their st_ctime may change
         self._new_files: list[str] = []
@@ -71,6 +74,8 @@ class Scratch:
         self._real_unlink = os.unlink
         self._real_rename = os.replace
         self._real_mkdir, self._real_rmtree = os.mkdir, shutil.rmtree
+        self._real_register = atexit.register
+        scripted: Any = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined]
         accessor = getattr(pathlib, "_NormalAccessor", None)  # pathlib's own names, in Python 3.10
         for owner, name, function in (
             (builtins, "open", self._open),
@@ -85,8 +90,13 @@ class Scratch:
             (os, "utime", self._at(os.utime, 0, "path", self._changes)),
             (os, "mkdir", self._mkdir),
             (shutil, "rmtree", self._rmtree),
+            (atexit, "register", self._register),
+            (np, "savetxt", self._at(np.savetxt, 0, "fname", self._writes)),
+            (np, "loadtxt", self._at(np.loadtxt, 0, "fname", self._reads)),
             (torch, "save", self._at(torch.save, 1, "f", self._writes)),
             (torch, "load", self._at(torch.load, 0, "f", self._reads)),
+            (scripted, "save", self._at(scripted.save, 1, "f", self._writes)),
+            (torch.jit, "load", self._at(torch.jit.load, 0, "f", self._reads)),
         ):
             self._replace(owner, name, function)
             if owner in (io, os) and hasattr(accessor, name):
@@ -111,17 +121,19 @@ class Scratch:
         """Return sentences that say what was diverted."""
         notes = []
         if self.diverted:
-            some = [os.path.relpath(path) for path in list(self.diverted)[:4]]
-            more = len(self.diverted) - len(some)
-            names = ", ".join(some) + (f" and {more} more" if more else "")
             notes.append(
                 f"written to {self.folder} and not in place, since the check trained the model: "
-                f"{names}; --let-write writes in place"
+                f"{self._some(self.diverted)}; --let-write writes in place"
             )
         if self.kept:
-            some = [os.path.relpath(path) for path in [*dict.fromkeys(self.kept)][:4]]
-            notes.append(f"not deleted, since the check ran the script: {', '.join(some)}")
+            some = self._some(dict.fromkeys(self.kept))
+            notes.append(f"not deleted, since the check ran the script: {some}")
         return notes
+
+    def _some(self, paths: Collection[str]) -> str:
+        names = [os.path.relpath(path, self._here) for path in list(paths)[:4]]
+        more = len(paths) - len(names)
+        return ", ".join(names) + (f" and {more} more" if more else "")
 
     # Called by the program
 
@@ -194,9 +206,23 @@ class Scratch:
             self._real_rmtree(path, *args, **options)
 
     def _mkdir(self, path: Any, *args: Any, **options: Any) -> None:
-        self._real_mkdir(path, *args, **options)
+        absolute = _absolute(path)
+        try:
+            self._real_mkdir(path, *args, **options)
+        except FileExistsError:
+            if not any(_inside(absolute, one) for one in self.kept):
+                raise
+            return  # the program removed it, or a folder around it
         if not options.get("dir_fd"):
-            self._new_folders[_absolute(path)] = self._training()
+            self._new_folders[absolute] = self._training()
+
+    def _register(self, function: Any, *args: Any, **options: Any) -> Any:
+        def protected() -> None:
+            with self:
+                function(*args, **options)
+
+        self._real_register(protected)
+        return function
 
     # Paths
 
@@ -255,12 +281,11 @@ class Scratch:
     def _new_root(self, file: str) -> str:
         """Return the outermost folder made in training that holds ``file``, or the file itself."""
         folders = [one for one, trained in self._new_folders.items() if trained]
-        return min((one for one in folders if file.startswith(one + os.sep)), key=len, default=file)
+        return min((one for one in folders if _inside(file, one)), key=len, default=file)
 
     def _moved_folder(self, before: str, after: str) -> None:
         def moved(path: str) -> str:
-            inside = path == before or path.startswith(before + os.sep)
-            return after + path[len(before) :] if inside else path
+            return after + path[len(before) :] if _inside(path, before) else path
 
         self._new_files = [moved(path) for path in self._new_files]
         self._new_folders = {moved(path): trained for path, trained in self._new_folders.items()}
@@ -301,6 +326,10 @@ def quiet_trackers(folder: Path) -> AbstractContextManager[Any]:
         "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
     }
     return mock.patch.dict(os.environ, wanted)
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + os.sep)
 
 
 def _absolute(path: Any) -> str:

@@ -1,16 +1,19 @@
 """End a user's program from inside: in the thread that asks for a batch, and the main thread.
 
 StopScript          raised where the program's loop asks for its next batch
-stop_main()         raised in the main thread, even while it waits for a lock
+stop()              raises it in the main thread, even while that waits for a lock
+end_soon()          ends the process even if threads of the program go on
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 # Few programs handle this signal; by default it is ignored, so one that comes late does nothing.
 SIGNAL = signal.SIGURG
@@ -25,6 +28,7 @@ class StopScript(BaseException):
 
 
 _running = threading.Event()
+_stopping = threading.Event()
 _ignored_until = 0.0
 
 
@@ -34,35 +38,59 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    global _ignored_until
+    global _ignored_until, _running, _stopping
     before = signal.signal(SIGNAL, _raise)
     _ignored_until = 0.0
-    _running.set()
+    # New ones: a thread that wakes an earlier program must not end this one.
+    running, _stopping = threading.Event(), threading.Event()
+    _running = running
+    running.set()
     try:
         yield
     finally:
-        _running.clear()
+        running.clear()
         signal.signal(SIGNAL, before)
 
 
-def stop_main() -> None:
-    """Raise `StopScript` in the main thread of a program that runs inside `stoppable`.
+def stop(stuck: Callable[[], object] = lambda: os._exit(1)) -> NoReturn:
+    """Raise `StopScript` here and in the main thread of a program that runs inside `stoppable`.
 
     Only a signal wakes a thread from ``queue.get()``. A signal that comes just before such a wait
-    is lost, so it is repeated until the program has ended.
+    is lost, so it is repeated until the program has ended; one whose teardown waits for ever is
+    woken, too. ``stuck`` is called, in a thread, if it still goes on: it catches `StopScript`.
     """
+    global _ignored_until
     if threading.current_thread() is threading.main_thread():
-        raise StopScript
-    threading.Thread(target=_wake_main, name="dataloaders-stop", daemon=True).start()
+        _ignored_until = time.monotonic() + _TEARDOWN_S
+    if not _stopping.is_set():
+        _stopping.set()
+        threading.Thread(target=_wake_main, args=(_running, stuck), daemon=True).start()
+    raise StopScript
 
 
-def _wake_main() -> None:
+def _wake_main(running: threading.Event, stuck: Callable[[], object]) -> None:
     main = threading.main_thread().ident
     for _ in range(10):
-        if not _running.is_set() or main is None:
+        if not running.is_set() or main is None:
             return
-        signal.pthread_kill(main, SIGNAL)
+        if time.monotonic() > _ignored_until:
+            signal.pthread_kill(main, SIGNAL)
         time.sleep(_REPEAT_S)
+    if running.is_set():
+        stuck()
+
+
+def end_soon(status: int) -> None:
+    """End this process in some seconds if it does not end by itself.
+
+    At its end, Python waits for threads of the program, which may wait for ever.
+    """
+
+    def end() -> None:
+        time.sleep(_TEARDOWN_S)
+        os._exit(status)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _raise(*_: object) -> None:

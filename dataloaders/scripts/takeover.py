@@ -14,6 +14,7 @@ first. Its loader has no length, or at least `SHORTEST` batches. ``number`` choo
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 import weakref
@@ -26,7 +27,7 @@ import torch
 from dataloaders.batches.tree import Batch
 from dataloaders.scripts.loops import Loader, Original, passing, replaced_iter
 from dataloaders.scripts.optimizers import Optimizers
-from dataloaders.scripts.stopping import StopScript, stop_main
+from dataloaders.scripts.stopping import stop
 from dataloaders.specification import batches_in
 
 SHORTEST = 4
@@ -76,6 +77,7 @@ class Takeover:
         may_take: called before a loader is taken; returns False if another process measures.
         waited: called with another loader's description and the seconds waited for its batch.
         passed_over: called with a sentence about a loop in which no optimizer has stepped yet.
+        stuck: called, in a thread, if the program goes on after it was stopped.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Takeover:
         may_take: Callable[[], bool] = lambda: True,
         waited: Callable[[str, float], None] = lambda name, seconds: None,
         passed_over: Callable[[str], None] = lambda sentence: None,
+        stuck: Callable[[], object] = lambda: os._exit(1),
     ) -> None:
         self.seen: list[Seen] = []  # every loader iterated so far, in order
         self.taken: Seen | None = None  # the one handed to measure
@@ -98,6 +101,7 @@ class Takeover:
         self._may_take = may_take
         self._waited = waited
         self._passed_over = passed_over
+        self._stuck = stuck
         self._loaders: weakref.WeakKeyDictionary[Loader, Seen] = weakref.WeakKeyDictionary()
         self._stream: Iterable[Batch] = ()
         self._running: Iterator[Batch] = iter(())
@@ -175,8 +179,7 @@ class Takeover:
         if self._refused_at is None:
             self._refused_at = self.optimizers.steps
         elif self.optimizers.steps - self._refused_at > _MOST_STEPS_REFUSED:
-            stop_main()
-            raise StopScript  # ends this thread
+            stop()
 
     def take(self, loop: Loop, original: Original) -> None:
         """Hand the loader of ``loop`` to the measurement."""
@@ -199,9 +202,7 @@ class Takeover:
         try:
             batch = next(self._running)
         except StopIteration:
-            if self.thread is not threading.main_thread():
-                stop_main()
-            raise StopScript("measured enough") from None
+            stop(self._stuck)
         self.steps += 1
         if loop.seen.length is not None:
             self.beyond = max(self.beyond, loop.given + 1 - loop.seen.length)

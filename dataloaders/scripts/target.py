@@ -1,10 +1,11 @@
 """Run a user's program in this process as ``python`` would.
 
-    Target.script("train.py")     \\                     ┌ finished    came to its end
-    Target.module("pkg.train")    / ── run(args) ──> Outcome ┤ exited      called sys.exit()
-                                                          ├ raised      an exception reached the top
-                                                          ├ interrupted Ctrl-C
-                                                          └ stopped     we ended it (StopScript)
+    Target("train.py", "file") or Target("pkg.train", "module")
+        └── run(args) ──> Outcome ┬ finished    came to its end
+                                  ├ exited      called sys.exit()
+                                  ├ raised      an exception reached the top
+                                  ├ interrupted Ctrl-C
+                                  └ stopped     we ended it (StopScript)
 
 The program gets its own ``__main__``, ``sys.argv`` and ``sys.path[0]``, so ``if __name__ ==
 "__main__"``, argparse, pickling of its classes and spawned workers work as usual.
@@ -141,7 +142,7 @@ _replaced_mains: list[ModuleType] = []
 
 
 def _execute(code: CodeType, main: ModuleType) -> Outcome:
-    usual = threading.excepthook
+    usual, before = threading.excepthook, set(threading.enumerate())
     # A thread of the script whose loop was stopped prints no traceback.
     threading.excepthook = lambda args: (
         None if issubclass(args.exc_type, StopScript) else threading.__excepthook__(args)
@@ -149,6 +150,11 @@ def _execute(code: CodeType, main: ModuleType) -> Outcome:
     try:
         with stoppable():
             exec(code, main.__dict__)
+            for thread in set(threading.enumerate()) - before:
+                # An executor's is told to end when Python does.
+                module = getattr(getattr(thread, "_target", None), "__module__", "")
+                if not thread.daemon and not module.startswith("concurrent."):
+                    thread.join()  # as Python does at its end
     except StopScript:
         return Outcome("stopped", 0)
     except KeyboardInterrupt as error:
