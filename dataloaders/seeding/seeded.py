@@ -132,7 +132,7 @@ def _seeded_order(loader: Specification, stream: _Stream) -> dict[str, Any]:
     batch_sampler: Any = loader.batch_sampler
     batched = type(batch_sampler) is BatchSampler
     # A custom batch sampler handles its own samplers.
-    inner = batch_sampler.sampler if batched else loader.sampler
+    inner: Any = batch_sampler.sampler if batched else loader.sampler
     if type(inner) in _RANDOM_SAMPLERS and getattr(inner, "generator", None) is None:
         seeded = copy.copy(inner)
         seeded.generator = _generator(stream, _SAMPLER)
