@@ -166,6 +166,24 @@ def test_an_error_is_raised_in_place_of_its_batch_and_later_batches_follow():
     ]
 
 
+@pytest.mark.usefixtures("workers_end_fast")
+def test_a_sampler_that_fails_and_goes_on_ends_the_epoch_where_torch_does():
+    def number(index):
+        if index in (2, 4):
+            raise LookupError(f"index {index}")
+        return index
+
+    def outcomes(kind, **ours):
+        order = map(number, range(9))
+        loader = kind(MapDataset(tensor_sample), None, sampler=order, num_workers=1, **ours)
+        batches = iter(loader)
+        return [outcome(batches) for _ in range(5)]
+
+    expected = outcomes(TorchLoader)
+    assert expected.count("StopIteration") == 2
+    assert outcomes(DataLoader, backend="prefetch") == expected
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_user_code_in_this_process_runs_on_the_loops_thread(workers):
     seen = []

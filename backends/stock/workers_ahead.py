@@ -141,6 +141,7 @@ class WorkersEpoch(Ahead):
             workers._IterableDataset_len_called = None  # so that the thread does not warn
         self._sampler: Iterator[Any] | None = None
         self.all_drawn = True
+        self._received = 0
         self.base_seed = int(workers._base_seed)
         if workers._dataset_kind == torch.utils.data._DatasetKind.Map:
             # Torch sends a task for each result that it receives. Here the consumer sends them, so
@@ -160,6 +161,7 @@ class WorkersEpoch(Ahead):
     def supply(self, batches: int) -> None:
         """Draw the indices of ``batches`` tasks and send them; see `Ahead`."""
         workers = self.iterator
+        self._received += batches
         for _ in range(batches):
             # A dead worker's tasks stay in flight: no more are drawn for its errors.
             full = workers._tasks_outstanding >= workers.most_tasks
@@ -169,6 +171,10 @@ class WorkersEpoch(Ahead):
                 index = next(self._sampler)
             except StopIteration:
                 self.all_drawn = True
+            except Exception:
+                # As in torch, the epoch ends when a sampler's errors have left no task in flight.
+                self.all_drawn = self._received >= workers._send_idx
+                raise
             with workers.tasks:
                 if not self.all_drawn:
                     workers.send(index)
