@@ -4,7 +4,7 @@ The check predicts, in a loop as it stands. Then each remedy is made, and its lo
 with the first one. A third of the pairs are steps on a played device (`bench.check.played`), whose
 copies and kernels take a known time while everything else is real.
 
-    python -m bench what_if           some 30 minutes; needs a machine with nothing else to do
+    python -m bench what_if           some 40 minutes; needs a machine with nothing else to do
     python -m bench.check.what_if photos    the loops whose names begin so; nothing is kept
 """
 
@@ -34,7 +34,7 @@ from dataloaders.predicting import best_of
 
 BAR_MEDIAN, BAR_NEAR, NEAR, BAR_BEST = 0.05, 0.90, 0.10, 0.95
 LEAST_PAIRS, PLAYED_SHARE = 24, 1 / 3
-_ROUNDS = 3
+_FEWEST, _MOST, _ALIKE = 3, 7, 0.1  # turns; more than the fewest if their ratios differ by more
 _TRIES, _SAME = 3, 0.05
 _EPOCH_S = 5.0
 
@@ -198,12 +198,12 @@ TRAININGS = (
 
 @in_folder
 def run(scale: Scale, folder: Path) -> Result:
-    seconds = scale.pick(full=6.0, tiny=0.3)
+    seconds = scale.pick(full=2.0, tiny=0.1)
     rows: list[tuple[Any, ...]] = []
     best: list[bool] = []
     for training in scale.pick(full=TRAININGS, tiny=TRAININGS[5::13]):
         made = training.make(folder)
-        report = _checked(training, made, scale.pick(full=20.0, tiny=2.0), seconds / _ROUNDS)
+        report = _checked(training, made, scale.pick(full=30.0, tiny=2.0), seconds)
         loader, step = made()
         found: dict[str, tuple[float, float]] = {}
         for candidate in report.candidates:
@@ -264,11 +264,12 @@ def _checked(training: Training, made: Made, budget_s: float, seconds: float) ->
 
 def _measured(own: tuple[Any, Any], changed: tuple[Any, Any], seconds: float) -> float:
     """Return how many times faster the changed loop is: the median of some turns."""
-    turns = [
-        _seconds_per_batch(*own, seconds / _ROUNDS)
-        / _seconds_per_batch(*changed, seconds / _ROUNDS)
-        for _ in range(_ROUNDS)
-    ]
+    turns: list[float] = []
+    while len(turns) < _FEWEST or (
+        len(turns) < _MOST and max(turns) - min(turns) > _ALIKE * statistics.median(turns)
+    ):
+        before = _seconds_per_batch(*own, seconds)
+        turns.append(before / _seconds_per_batch(*changed, seconds))
     return statistics.median(turns)
 
 

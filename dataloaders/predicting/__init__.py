@@ -18,12 +18,11 @@ from dataloaders.predicting.candidates import (
     variant_of,
 )
 from dataloaders.predicting.model import seconds_per_batch
-from dataloaders.predicting.sharing import Beside, Sharing
+from dataloaders.predicting.sharing import Sharing
 from dataloaders.predicting.stages import Stages, plus, ratio
 from dataloaders.predicting.taking import seconds_of_a_worker
 
 __all__ = [
-    "Beside",
     "Candidate",
     "Sharing",
     "SmallCache",

@@ -1,4 +1,8 @@
-"""Small caches of some samples: what each way to store images takes to read and on the disk."""
+"""Small caches of some samples: what each way to store images takes to read and on the disk.
+
+The dataset and its caches are read one after the other, in the same way, with the same draws: what
+differs between these runs and the loop, as the machine's speed, is in both and is divided out.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Subset
 
 from dataloaders import registry
+from dataloaders.backend import Backend
 from dataloaders.errors import last_line
 from dataloaders.loader import wrap
 from dataloaders.seeding.states import random_states_kept
@@ -21,7 +26,8 @@ from dataloaders.specification import view_of
 from dataloaders.tuning.trial import driven, observe, opened
 
 _WAYS = ("", "jpeg", "packed")  # to store images, raw first; the others only where there are images
-_BUILD_S, _READ_S, _FEWEST, _MOST = 1.0, 0.3, 2, 64  # seconds for all samples; samples
+_BUILD_S, _READ_S, _FEWEST, _MOST = 1.0, 0.4, 2, 64  # seconds for all samples; samples
+_BATCHES = 5  # that are read, at the least
 _PAUSE_S = 0.005  # of work, as for a step: threads that share a batch's work fall asleep in it
 _SHARE = 0.25  # of the time that is left, for the fewest samples
 
@@ -30,7 +36,7 @@ _SHARE = 0.25  # of the time that is left, for the fewest samples
 class SmallCache:
     """Holds what a cache of some samples costs."""
 
-    seconds_per_batch: float  # to read a batch, in one worker or, without workers, in this process
+    share: float  # of the dataset's seconds a batch that reading the cache takes
     bytes_per_sample: float
 
 
@@ -50,19 +56,23 @@ def small_caches(
     length, found = len(loader.dataset), dict[str, SmallCache]()
     rows = min(length, max(_FEWEST, min(_MOST, int(_BUILD_S / max(1e-6, sample_s)))))
     some = Subset(loader.dataset, random.Random(0).sample(range(length), rows))
+    own_s = size * sample_s
     with tempfile.TemporaryDirectory() as folder:
         for images in _WAYS:
             if found and time.perf_counter() > until:
                 break
             path = Path(folder, f"{images}.h5")
             try:
+                if not images and _BATCHES * own_s < _SHARE * (until - time.perf_counter()):
+                    own_s = _seconds_to_read(loader, some, size, registry.load("stock")())
                 cached = build(some, path, loader, images)
-                seconds = _seconds_to_read(loader, some, size, path)
+                h5: Any = registry.load("h5")
+                seconds = _seconds_to_read(loader, some, size, h5(path))
             except Exception as error:  # the dataset's own, or why no cache can hold it
                 if not images:
                     return {}, last_line(error)
                 continue
-            found[images] = SmallCache(seconds, path.stat().st_size / rows)
+            found[images] = SmallCache(seconds / own_s, path.stat().st_size / rows)
             kinds = [kind for column in cached.columns for kind, _ in column.variants]
             if not images and not any(kind.startswith("image") for kind in kinds):
                 break
@@ -83,8 +93,8 @@ def build(dataset: Any, path: str | Path, loader: Any, images: Any = None) -> An
     )
 
 
-def _seconds_to_read(loader: Any, some: Any, size: int, path: Path) -> float:
-    """Return the seconds of a batch of the loader's size from the cache.
+def _seconds_to_read(loader: Any, some: Any, size: int, backend: Backend) -> float:
+    """Return the seconds of a batch of the loader's size by ``backend``.
 
     In one worker, or in this process if the loader has no workers: then nothing is passed on.
     """
@@ -99,7 +109,7 @@ def _seconds_to_read(loader: Any, some: Any, size: int, path: Path) -> float:
         prefetch_factor=2 if loader.num_workers else None,
         persistent_workers=False,
     )
-    read = wrap(view, backend=registry.load("h5")(path))  # type: ignore[call-arg]
+    read = wrap(view, backend=backend)
     if view.num_workers:
         trial = observe(read, stepping=False, seconds=_READ_S)
         return driven(trial, lambda batch: None).seconds_per_batch.estimate

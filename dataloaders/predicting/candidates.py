@@ -1,7 +1,8 @@
 """Predict the gain of each change of a loop's input, or say why the change is not possible.
 
-The seconds a batch after a change are computed from the loop's `Stages`. A backend's `explain()`
-says whether it can serve the loader.
+The seconds a batch after a change are computed from the loop's `Stages`. For dali, and for workers
+that share cores with a step of several threads, they are measured in a short run of the changed
+loop. A backend's `explain()` says whether it can serve the loader.
 """
 
 from __future__ import annotations
@@ -14,23 +15,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dataloaders import registry
 from dataloaders.backend import Backend
 from dataloaders.errors import DataLoadersError, last_line
 from dataloaders.loader import DataLoader as OurLoader
 from dataloaders.loader import wrap
 from dataloaders.measuring.intervals import Interval
-from dataloaders.predicting.sharing import Beside, beside
 from dataloaders.predicting.stages import Stages, ratio
 from dataloaders.tuning.trial import Steps, driven, observe
 from dataloaders.tuning.variant import Settings, Variants, backend_of
 
 _ALIKE = 1.02  # speed-ups that differ by less are the same
 _GAINS = 1.05
-_DALI_S = 1.5
-_BESIDE_S, _STEPS, _LOADS = 1.0, 4, 4  # the least seconds, steps and batches side by side
+_RUN_S, _STEPS, _LOADS = 1.5, 4, 4  # the least seconds, steps and batches of a short run
 _LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 5.0, 60.0  # for a worker that hangs
 _ROOM = 2.0  # times those seconds that must be left
 _LONGEST_QUEUE = 8
@@ -110,7 +107,7 @@ def candidates(
     decodes: bool,
     batches: int | None,
     until: float,
-    step: Callable[[], Steps[float | None]] | None = None,
+    run: Callable[[Any, float], Steps[Interval]] | None = None,
 ) -> Steps[tuple[Candidate, ...]]:
     """Return all candidates, the largest gain first, those that have a reason against them last.
 
@@ -122,21 +119,24 @@ def candidates(
         decodes: whether images are decoded for a sample.
         batches: batches in an epoch; None if not known.
         until: the time after which nothing more is measured, by ``time.perf_counter()``.
-        step: as for `sharing.beside`; None if there are no more steps, or if they write into their
-            batch.
+        run: yields batches of a loader for some seconds, and returns the loop's seconds a batch
+            meanwhile; None if there are no more steps.
     """
-    beside, failed = _Beside(loader, stages, until, step), ""
+    short, failed = _ShortRun(loader, stages, until, run), ""
     more = _more_workers(stages)
-    if more is not None:
+    if more is not None and stages.sharing.crowded(more[0]):
         try:
-            lost = yield from beside.measured({"num_workers": more[0]}, more[0], stages.load)
-            stages = replace(stages, sharing=replace(stages.sharing, beside=lost))
+            took = yield from short.seconds({"num_workers": more[0]}, stages.load)
+            more = more[0], took or more[1]
         except Exception as error:  # a dataset may fail in any way where a worker reads it
             failed = f"it failed: {last_line(error)}"
-    found = [*_queues(stages), *_prefetch(loader, stages), *_cached(loader, stages, batches or 0)]
+        if more[1].estimate * _ALIKE >= stages.real.estimate:
+            more = None
+    found = [*_queues(stages, more), *_prefetch(loader, stages)]
+    found += _cached(loader, stages, batches or 0)
     if failed:
         found = [replace(one, reason=failed) if _has_workers(one) else one for one in found]
-    found.append((yield from _dali(loader, stages, decodes, until, beside)))
+    found.append((yield from _dali(loader, stages, decodes, short)))
     ours = isinstance(loader, OurLoader)
     return tuple(replace(one, ours=ours) for one in sorted(found, key=lambda one: -_gain(one)))
 
@@ -228,12 +228,11 @@ def _floor(stages: Stages, *, hidden: bool = False) -> float:
     return both + stages.take + stages.started(stages.workers)
 
 
-def _queues(stages: Stages) -> Iterator[Candidate]:
-    """Yield other numbers of workers, and of batches ahead."""
+def _queues(stages: Stages, more: tuple[int, Interval] | None) -> Iterator[Candidate]:
+    """Yield other numbers of workers, and of batches ahead; ``more``: as of `_more_workers`."""
     own, usual = stages.workers, stages.seconds()
     now = usual.estimate
     keeps_up = now <= _ALIKE * (_floor(stages) + stages.contention)
-    more = _more_workers(stages)
     if more is not None:
         yield _to(stages, "workers", more[1], num_workers=more[0])
     else:
@@ -249,7 +248,7 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
     if fewest < own and fewer[fewest] < now / _ALIKE:
         yield _to(stages, "fewer workers", stages.seconds(workers=fewest), num_workers=fewest)
     best = own if more is None else more[0]
-    twice = replace(stages.sharing, cores=2 * stages.sharing.cores, beside=None)
+    twice = replace(stages.sharing, cores=2 * stages.sharing.cores)
     larger = replace(stages, sharing=twice, factor=stages.scale)
     there = larger.seconds(workers=max(1, 2 * best))
     if stages.estimate(best) > _GAINS * there.estimate and not keeps_up:
@@ -285,50 +284,46 @@ def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
 
 
 @dataclass(frozen=True)
-class _Beside:
-    """Measures what the step and a loader lose by each other, where they share cores."""
+class _ShortRun:
+    """Runs the loop with a change, where its stages do not tell what it takes."""
 
     loader: Any
     stages: Stages
     until: float
-    step: Callable[[], Steps[float | None]] | None
+    run: Callable[[Any, float], Steps[Interval]] | None
 
-    def measured(
-        self, options: Mapping[str, Any], makers: int, load_s: float, cores: float | None = None
-    ) -> Steps[Beside | None]:
-        """Yield batches to step on while the loader with ``options`` runs.
+    def seconds(self, options: Mapping[str, Any], load_s: float) -> Steps[Interval | None]:
+        """Yield batches to step on, and return the loop's seconds a batch with ``options``.
 
-        Alone, each of its ``makers`` needs ``load_s`` for a batch, and keeps ``cores`` busy.
-        Returns None if no core is shared, or if it cannot be measured. The loader's errors pass.
+        ``load_s``: seconds to prepare a batch, about. Returns None if that cannot be measured, as
+        where too little time is left. The loader's errors pass.
         """
-        step_s, sharing = self.stages.step.estimate, self.stages.sharing
-        if cores is not None:
-            sharing = replace(sharing, load_cores=cores)
-        seconds = max(_BESIDE_S, _STEPS * step_s, _LOADS * load_s)
+        own, stages = self.stages.workers, self.stages
+        seconds = max(_RUN_S, _STEPS * stages.step.estimate, _LOADS * load_s)
         left_s = self.until - time.perf_counter()
-        if self.step is None or _ROOM * seconds > left_s or not sharing.crowded(makers):
+        if self.run is None or _ROOM * seconds > left_s:
             return None
         timeout_s = min(_MOST_TIMEOUT_S, max(_LEAST_TIMEOUT_S, left_s))
-        loader = variant_of(self.loader, options, timeout_s=timeout_s)
-        took = yield from beside(loader, self.step, seconds)
-        if took is None:
-            return None
-        return Beside(makers, max(1.0, took[0] / step_s), max(1.0, makers * took[1] / load_s))
+        changed = variant_of(self.loader, options, timeout_s=timeout_s)
+        took, scale = (yield from self.run(changed, seconds)), 1.0
+        if _ROOM * seconds <= self.until - time.perf_counter():
+            # The machine's speed drifts: the loop as it is, at this moment, beside what it took.
+            now = yield from self.run(variant_of(self.loader, {}, timeout_s=timeout_s), seconds)
+            scale = stages.real.estimate / (now.estimate + stages.started(own))
+        started_s = stages.started(changed.num_workers)  # no epoch begins in a run
+        return Interval(
+            *(scale * (end + started_s) for end in (took.low, took.estimate, took.high))
+        )
 
 
-def _dali(
-    loader: Any, stages: Stages, decodes: bool, until: float, beside: _Beside
-) -> Steps[Candidate]:
-    """Return dali, from a run of its loader without the step, and one beside it.
-
-    On a device its work is beside the step; on the host it shares the cores with the step.
-    """
+def _dali(loader: Any, stages: Stages, decodes: bool, short: _ShortRun) -> Steps[Candidate]:
+    """Return dali, from a short run of the loop, or of its loader if no steps are left."""
     reason = ""
     if not decodes:
         reason = "no images are decoded by Pillow or torchvision.io, which is what it speeds up"
     elif reason := _obstacle(loader, "dali"):
         pass
-    elif time.perf_counter() + _DALI_S > until:
+    elif time.perf_counter() + _RUN_S > short.until:
         reason = "it has to run for some seconds, and this check has too small a budget"
     if reason:
         return Candidate("dali", reason=reason)
@@ -336,22 +331,13 @@ def _dali(
     workers = {} if loader.num_workers else {"num_workers": 1}
     options: dict[str, Any] = {**workers, "backend": "dali"}
     try:
-        trial = observe(variant_of(loader, options), stepping=False, seconds=_DALI_S)
-        seen = driven(trial, lambda batch: None)
+        took = yield from short.seconds(options, stages.load)
+        if took is None:
+            trial = observe(variant_of(loader, options), stepping=False, seconds=_RUN_S)
+            seen = driven(trial, lambda batch: None)
+            took = stages.ahead(seen.seconds_per_batch, seen.cpu_per_batch)
     except Exception as error:  # of DALI, for a loader that it cannot serve
         return Candidate("dali", reason=last_line(error))
-    step, alone = stages.step, seen.seconds_per_batch
-    if torch.cuda.is_available():
-        # Beside the step, or one after the other on the same device.
-        estimate = max(step.estimate, alone.estimate)
-        took = Interval(max(step.low, alone.low), estimate, step.high + alone.high)
-    else:
-        cores = seen.cpu_per_batch / alone.estimate
-        try:
-            lost = yield from beside.measured(options, 1, alone.estimate, cores)
-        except Exception as error:  # as above
-            return Candidate("dali", reason=last_line(error))
-        took = stages.ahead(alone, cores, lost)
     return _to(stages, "dali", took, **options)
 
 
@@ -374,12 +360,11 @@ def _cached(loader: Any, stages: Stages, batches: int) -> Iterator[Candidate]:
             reason = f"the disk has no room for {size}; a larger one is missing"
             yield Candidate(name, reason=reason)
             continue
-        share = small.seconds_per_batch / mean
         then = replace(
             stages,
-            loads=[load * share for load in stages.loads],
+            loads=[load * small.share for load in stages.loads],
             factor=stages.scale,
-            contention=min(1.0, share) * stages.contention,
+            contention=min(1.0, small.share) * stages.contention,
         )
         ways: list[tuple[str, Interval, Mapping[str, Any]]] = [(name, then.seconds(), {})]
         if not images and stages.transfer and not _obstacle(loader, "prefetch"):

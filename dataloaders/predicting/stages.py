@@ -19,7 +19,7 @@ from functools import cached_property
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting.caches import SmallCache
 from dataloaders.predicting.model import seconds_per_batch
-from dataloaders.predicting.sharing import Beside, Sharing
+from dataloaders.predicting.sharing import Sharing
 
 _PINNED_GAINS = 5.0  # how many times as fast a copy from pinned memory is, at most
 _MORE_LOST = 1.5  # how many times as much sharing cores costs, at the most
@@ -62,7 +62,7 @@ class Stages:
     def _end(self, end: int, workers: int | None, prefetch: int | None, hidden: bool) -> float:
         """Return the low end of the seconds a batch (0), the estimate (1) or the high end (2)."""
         workers = self.workers if workers is None else workers
-        copy, scale, sharing = self.transfer, self.scale, self.sharing
+        copy, scale = self.transfer, self.scale
         quickest = copy if self.pinned else copy / _PINNED_GAINS
         # With fewer workers, none, a proportional part or all of the contention is left.
         kept = min(1.0, workers / max(1, self.workers))
@@ -72,8 +72,7 @@ class Stages:
             (self.step.high, max(1.0, scale) * (1 + self.spread), 1.0, copy),
         )
         step, load, slowed, beside = cases[end]
-        if sharing.beside is None or workers <= self.workers:
-            step += slowed * self.contention
+        step += slowed * self.contention
         # Hidden copies still wait for each other.
         own = (max(step, beside), 0.0) if hidden else (step, copy)
         lost = self._lost(workers)[end]
@@ -87,27 +86,23 @@ class Stages:
         """
         return self.starting * (2 + workers) / (2 + max(1, self.workers)) if workers else 0.0
 
-    def ahead(self, alone: Interval, cores: float, beside: Beside | None = None) -> Interval:
-        """Return the seconds a batch if a thread of this process makes batches ahead of the step.
+    def ahead(self, alone: Interval, cpu_s: float) -> Interval:
+        """Return the seconds a batch if this process makes batches ahead of the step.
 
-        Without the step, a batch takes ``alone`` seconds and keeps ``cores`` busy; ``beside`` is
-        what the step and that thread lose by each other, if it was measured.
+        Without the step, a batch takes ``alone`` seconds, and ``cpu_s`` of all cores.
         """
-        workers = max(1, self.workers)
-        spread = alone.half_width / alone.estimate
         one_queue = replace(
             self,
             workers=1,
             loads=[alone.estimate],
-            spread=spread,
+            spread=alone.half_width / alone.estimate,
             factor=1.0,
             contention=0.0,
-            sharing=replace(self.sharing, load_cores=cores, beside=beside),
+            sharing=replace(self.sharing, load_cores=cpu_s / alone.estimate),
             take=0.0,
             starting=0.0,
         )
-        own = one_queue.seconds()
-        return plus(own, self.started(workers))
+        return plus(one_queue.seconds(), self.started(max(1, self.workers)))
 
     @property
     def load(self) -> float:
@@ -138,7 +133,7 @@ class Stages:
         """Return the weights of what sharing cores costs: the least, the usual, the most."""
         if self.contention and workers <= self.workers:
             return 0.0, 0.0, _MORE_LOST  # the contention, which was measured, has it
-        return 1 / _MORE_LOST if self.sharing.beside else 0.0, 1.0, _MORE_LOST
+        return 0.0, 1.0, _MORE_LOST
 
     def _seconds(
         self, workers: int, prefetch: int, scale: float, step: float, copy: float, lost: float

@@ -135,7 +135,7 @@ class Causes:
                 decodes="decode" in seen.by_call,
                 batches=self._blocks.feed.length,
                 until=until,
-                step=self._step if stepping and not self._blocks.writes else None,
+                run=self._run if stepping else None,
             )
         except Exception as error:  # the loader's own, or what a study of it ran into
             self.notes[-1] = f"{unknown}: {last_line(error)}"
@@ -154,15 +154,6 @@ class Causes:
             self.fetch = yield from cold_block(loader, self._blocks, seen, size, left_s, self.notes)
         if trying:
             yield from self._try(stages)
-
-    def _step(self) -> Generator[Batch, None, float | None]:
-        """Yield a resident batch; return the step's seconds, None if the loop was interrupted."""
-        blocks = self._blocks
-        (batch,) = blocks.pool.issue("synthetic", 1)
-        begin, elsewhere_s = blocks.now(), blocks.log.elsewhere_s
-        interrupted = yield from blocks.give(batch)
-        step_s = blocks.now() - begin - (blocks.log.elsewhere_s - elsewhere_s)
-        return None if interrupted else step_s
 
     def _stages(
         self, known: Analysis, seen: Prepared, size: int, host: Batch, until: float
@@ -271,12 +262,17 @@ class Causes:
         self, stages: Stages, options: Mapping[str, Any], cache: str | None = None
     ) -> Generator[Batch, None, Interval]:
         """Yield batches of the loader with ``options``; return the loop's seconds a batch."""
-        loader, clock = variant_of(self._loader, options, cache), self._blocks.clock
-        seconds = max(_LEAST_TRIAL_S, _TRIAL_SHARE * self._budget_s)
-        seen = yield from observe(loader, stepping=True, seconds=seconds, clock=clock)
+        loader = variant_of(self._loader, options, cache)
+        took = yield from self._run(loader, max(_LEAST_TRIAL_S, _TRIAL_SHARE * self._budget_s))
         # A trial's epoch does not end.
         starts_s = 0.0 if "persistent_workers" in options else stages.started(loader.num_workers)
-        return plus(seen.seconds_per_batch, starts_s)
+        return plus(took, starts_s)
+
+    def _run(self, loader: Any, seconds: float) -> Generator[Batch, None, Interval]:
+        """Yield batches of a loader; return the loop's seconds a batch."""
+        clock = self._blocks.clock
+        seen = yield from observe(loader, stepping=True, seconds=seconds, clock=clock)
+        return seen.seconds_per_batch
 
 
 def _pin_s(host: Batch) -> float:
