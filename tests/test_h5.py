@@ -589,3 +589,16 @@ def test_samples_that_were_left_out_have_no_row(tmp_path):
     precompute(partly, tmp_path / "a.h5", num_workers=0, on_error="skip")
     with pytest.raises(CacheError, match="left out 1 samples"):
         list(DataLoader(partly, 4, backend=H5(tmp_path / "a.h5")))
+    cached = CachedDataset(tmp_path / "a.h5")
+    batches = [batch.tolist() for batch in DataLoader(cached, 2, backend="h5")]
+    assert batches == [[0, 1], [2, 4]]
+
+
+def test_a_cached_dataset_is_read_as_it_is(tmp_path):
+    cached = precompute(cropped(), tmp_path / "a.h5", num_workers=0)
+    loader = DataLoader(cached, 4, backend="h5", num_workers=1, seed=1)
+    assert f"rows of {cached.path}" in str(loader.explain())
+    assert_same(list(loader), list(DataLoader(cropped(), 4, seed=1)))
+    cached.transform = lambda sample: sample["label"]
+    assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+    assert not (tmp_path / "h5").exists()  # no second cache is built

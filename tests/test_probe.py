@@ -70,6 +70,8 @@ def test_samples_keep_their_order_and_other_errors_are_raised():
     assert batches[-1][1] == ["a", "a", "b", "b"]
     with pytest.raises(TypeError, match="not supported"):
         probe_batch_sizes(torch.ones(2), lambda batch: batch < "another one")
+    with pytest.raises(OptionError, match="most=0"):
+        probe_batch_sizes(torch.ones(2), len, most=0)
     with pytest.raises(OptionError, match="nothing with 7 rows"):
         probe_batch_sizes(torch.ones(2), print, batch_size=7)
 

@@ -294,13 +294,6 @@ def with_default_dtype(index):
 
 
 @hazard
-def like_with_a_default_device(index):
-    image = tensor(index)
-    with torch.device("meta"):
-        return torch.zeros_like(image), image.new_ones(2)
-
-
-@hazard
 def overwritten_files(index):
     file = Path(path(index) + ".again")
     file.write_bytes(encoded(index))

@@ -64,7 +64,8 @@ class H5(Backend):
     with ``seed=`` they are those that stock gives each sample.
 
     Attributes:
-        path: the path of the file; None: one in the user's cache folder.
+        path: the path of the file; None: one in the user's cache folder, or that of a loader whose
+            dataset is a `CachedDataset`.
         build: "if_missing", or "never" for programs that must not spend the time and the disk.
         images: how PIL images are stored, as in `precompute`: "raw", "jpeg", "png", "webp", an
             `Encoded`, or "packed" for the dataset's own files. None: raw; an existing cache is used
@@ -117,7 +118,7 @@ class H5(Backend):
             # Stock iterates the cache, which is not a dataset in memory even if the loader's is.
             plan = registry.load("stock")(gather=False).explain(loader)  # type: ignore[call-arg]
             kept = self._kept_images()
-            how = {"fetch": self._describe_rows()}
+            how = {"fetch": self._describe_rows(loader.dataset)}
             if kept != "packed":  # then all transforms run each time
                 how["augment"] = _describe_live(loader.dataset)
             stages = tuple(
@@ -159,6 +160,8 @@ class H5(Backend):
             CacheError: the file belongs to another dataset, cannot be built, or is missing and may
                 not be.
         """
+        if self.path is None and type(loader.dataset) is CachedDataset:
+            return loader.dataset
         path = self._path(loader)
         if os.path.exists(path) or self.build == "never":
             # Only for check=, or of an older file, a worker of the loader reads a few samples.
@@ -252,8 +255,10 @@ class H5(Backend):
             note.write(path, known.found.files)
         return path
 
-    def _describe_rows(self) -> str:
+    def _describe_rows(self, dataset: Any) -> str:
         kept, path = self._kept_images(), self.path
+        if path is None and type(dataset) is CachedDataset:
+            return f"rows of {dataset.path}"
         images = "" if kept == str(Images()) else f" with images as {kept}"
         where = f"a cache in {cache_folder() / 'h5'}" if path is None else os.fspath(path)
         is_there = path is not None and os.path.exists(path)

@@ -101,7 +101,8 @@ class H5Session(Session):
                     f"{cached.path} left out {len(cached.failed)} samples, so its rows have other "
                     "numbers than the dataset's; use CachedDataset as the dataset"
                 )
-            cached.namedtuples = _namedtuples(cached, loader)
+            if cached is not loader.dataset:
+                cached.namedtuples = _namedtuples(cached, loader)
             self._dataset, self._snapshot = loader.dataset, (now, transforms)
             self._inner = self._over(cached, loader)
         elif self._view is not None:  # take over the epoch, and what the user has changed

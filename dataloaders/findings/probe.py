@@ -113,9 +113,11 @@ def probe_batch_sizes(
         device: where to put batches.
 
     Raises:
-        OptionError: ``batch`` holds nothing that has one row a sample.
+        OptionError: ``batch`` holds nothing that has one row a sample; ``most`` is less than 1.
         Exception: whatever the step raises, except for running out of memory.
     """
+    if most < 1:
+        raise OptionError(f"most={most!r}: must be a number of samples from 1 on")
     of = batch_size or rows_of(batch)
     trials: list[Trial] = []
     with random_states_kept():

@@ -1,7 +1,7 @@
-"""What a change of the input would gain, computed from short measured runs of a loop's stages.
+"""What a change of the input would gain, from short measured runs of a loop and of its stages.
 
 taking.py      seconds to take a batch from a worker, and to start a worker
-caches.py      seconds of a batch from small caches of some samples
+caches.py      small caches of some samples: the share of the dataset's time that they take
 sharing.py     how much slower workers and the step are where they share the cores
 model.py       the queue between torch's workers and the step, batch by batch
 stages.py      the measured stages of a loop; its seconds a batch after a change of them

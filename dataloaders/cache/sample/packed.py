@@ -22,6 +22,7 @@ from dataloaders.errors import CacheError
 from dataloaders.options import option
 from dataloaders.recording import hooks
 from dataloaders.recording.context import Recorder, recording
+from dataloaders.recording.program import is_image
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.read import Run, read
@@ -113,7 +114,7 @@ class _Files:
         def row_of(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return value
-            if not hasattr(value, "getbands"):
+            if not is_image(value):
                 return map_children(value, row_of)
             if id(value) not in kept:
                 kept[id(value)] = value, _kept(value, own)
@@ -156,7 +157,7 @@ def _kept(image: Any, own: Recorder) -> Any:
 
 
 def _is_stand_in(value: Any) -> bool:
-    if not hasattr(value, "getbands"):
+    if not is_image(value):
         return False
     from dataloaders.recording.image import Recorded
 
