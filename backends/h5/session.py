@@ -138,6 +138,8 @@ def _snapshot(dataset: Any) -> tuple[Any, list[Any]]:
     """
     members = [member for found in find_chains(dataset) for member in found.members]
     transforms = [member.transform for member in members]
+    if isinstance(dataset, CachedDataset):
+        transforms.append(dataset.transform)
     states = [equal_state(each.transform) for each in members if each.torchvision is not None]
     return (len(dataset), states, list(map(id, transforms))), transforms
 

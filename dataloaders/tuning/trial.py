@@ -164,7 +164,7 @@ def observe(
                 batch = feed.next()
                 waits.append(now() - before)
                 taken += 1
-                samples += loader.batch_size or samples_in(batch) or 1
+                samples += samples_in(batch) or 1
                 if stepping:
                     yield batch
             marks.append((begin, clock.mark(), taken))
