@@ -602,3 +602,6 @@ def test_a_cached_dataset_is_read_as_it_is(tmp_path):
     cached.transform = lambda sample: sample["label"]
     assert next(iter(loader)).tolist() == [0, 1, 2, 3]
     assert not (tmp_path / "h5").exists()  # no second cache is built
+    as_jpeg = precompute(cropped(), tmp_path / "b.h5", num_workers=0, images="jpeg")
+    assert "images as jpeg" in str(DataLoader(as_jpeg, 4, backend="h5").explain())
+    assert "rows of a cache in" in str(DataLoader(cached, 4, backend=H5(images="png")).explain())

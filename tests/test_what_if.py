@@ -552,10 +552,10 @@ class TestModel:
         given = {"decodes": False, "batches": 16, "until": math.inf}
         seen = []
 
-        def run(loader, seconds):
-            seen.append((loader.num_workers, seconds))
+        def run(options, seconds, timeout_s):
+            seen.append((options.get("num_workers", 0), seconds))
             yield torch.ones(1)
-            return exactly(took if loader.num_workers else 0.06)
+            return exactly(took if options else 0.06)
 
         steps = candidates(DataLoader(Waiting(400, 0.01), 2), stages, **given, run=run)
         assert next(steps).all()

@@ -64,8 +64,8 @@ class H5(Backend):
     with ``seed=`` they are those that stock gives each sample.
 
     Attributes:
-        path: the path of the file; None: one in the user's cache folder, or that of a loader whose
-            dataset is a `CachedDataset`.
+        path: the path of the file; None: one in the user's cache folder. A `CachedDataset` as the
+            loader's dataset is read as it is, unless an option says more.
         build: "if_missing", or "never" for programs that must not spend the time and the disk.
         images: how PIL images are stored, as in `precompute`: "raw", "jpeg", "png", "webp", an
             `Encoded`, or "packed" for the dataset's own files. None: raw; an existing cache is used
@@ -109,7 +109,8 @@ class H5(Backend):
         """Return where each stage runs, and whether the file is there; build nothing."""
         try:
             obstacle = self._obstacle(loader)
-            built = self.path is not None and os.path.exists(self.path)
+            path = self._known_path(loader)
+            built = path is not None and os.path.exists(path)
             if obstacle is None and not built and Images.of(self.images).packed:
                 with suppress(Unobserved):
                     obstacle = observe(loader, obstacle_to_packing)
@@ -117,8 +118,8 @@ class H5(Backend):
                 return Plan(self.name, obstacle=obstacle)
             # Stock iterates the cache, which is not a dataset in memory even if the loader's is.
             plan = registry.load("stock")(gather=False).explain(loader)  # type: ignore[call-arg]
-            kept = self._kept_images()
-            how = {"fetch": self._describe_rows(loader.dataset)}
+            kept = self._kept_images(path)
+            how = {"fetch": self._describe_rows(path)}
             if kept != "packed":  # then all transforms run each time
                 how["augment"] = _describe_live(loader.dataset)
             stages = tuple(
@@ -160,8 +161,8 @@ class H5(Backend):
             CacheError: the file belongs to another dataset, cannot be built, or is missing and may
                 not be.
         """
-        if self.path is None and type(loader.dataset) is CachedDataset:
-            return loader.dataset
+        if self._reads_as_it_is(loader):
+            return loader.dataset  # type: ignore[return-value]
         path = self._path(loader)
         if os.path.exists(path) or self.build == "never":
             # Only for check=, or of an older file, a worker of the loader reads a few samples.
@@ -222,7 +223,7 @@ class H5(Backend):
             return "batch_size=None: there are no batches"
         if loader.collate_fn is not default_collate:
             return "collate_fn is not torch's default_collate"
-        text = self._kept_images()
+        text = self._kept_images(self._known_path(loader))
         kept = Images.like(text)
         if not kept.packed:
             best = next(iter(cuts_of(loader.dataset, images=kept.rows == "images")[0]), None)
@@ -255,10 +256,16 @@ class H5(Backend):
             note.write(path, known.found.files)
         return path
 
-    def _describe_rows(self, dataset: Any) -> str:
-        kept, path = self._kept_images(), self.path
-        if path is None and type(dataset) is CachedDataset:
-            return f"rows of {dataset.path}"
+    def _reads_as_it_is(self, loader: Specification) -> bool:
+        given = self.path, self.images, self.check, self.expect
+        return type(loader.dataset) is CachedDataset and all(each is None for each in given)
+
+    def _known_path(self, loader: Specification) -> str | os.PathLike[str] | None:
+        """Return the path of the cache, if it is known without a look at the dataset."""
+        return loader.dataset.path if self._reads_as_it_is(loader) else self.path  # type: ignore[attr-defined]
+
+    def _describe_rows(self, path: str | os.PathLike[str] | None) -> str:
+        kept = self._kept_images(path)
         images = "" if kept == str(Images()) else f" with images as {kept}"
         where = f"a cache in {cache_folder() / 'h5'}" if path is None else os.fspath(path)
         is_there = path is not None and os.path.exists(path)
@@ -266,12 +273,12 @@ class H5(Backend):
             f"rows of {where}{images}{'' if is_there else ', built at the first iter() if missing'}"
         )
 
-    def _kept_images(self) -> str:
+    def _kept_images(self, path: str | os.PathLike[str] | None) -> str:
         """Return how images are stored, or will be, as a text from `Images`."""
         kept: Any = str(Images.of(self.images))
-        if self.images is None and self.path is not None:
+        if self.images is None and path is not None:
             with suppress(CacheError):  # there may be no cache yet
-                kept = Index.parse(self.path).fingerprint.get("images")
+                kept = Index.parse(path).fingerprint.get("images")
         return kept[:100] if type(kept) is str else str(Images())
 
 

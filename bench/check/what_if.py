@@ -34,7 +34,7 @@ from dataloaders.predicting import best_of
 
 BAR_MEDIAN, BAR_NEAR, NEAR, BAR_BEST = 0.05, 0.90, 0.10, 0.95
 LEAST_PAIRS, PLAYED_SHARE = 24, 1 / 3
-_FEWEST, _MOST, _ALIKE = 3, 7, 0.1  # turns; more than the fewest if their ratios differ by more
+_FEWEST, _MOST, _ALIKE = 3, 7, 0.1  # turns: the fewest, unless their ratios differ by more
 _TRIES, _SAME = 3, 0.05
 _EPOCH_S = 5.0
 

@@ -107,7 +107,7 @@ def candidates(
     decodes: bool,
     batches: int | None,
     until: float,
-    run: Callable[[Any, float], Steps[Interval]] | None = None,
+    run: Callable[..., Steps[Interval]] | None = None,
 ) -> Steps[tuple[Candidate, ...]]:
     """Return all candidates, the largest gain first, those that have a reason against them last.
 
@@ -119,8 +119,9 @@ def candidates(
         decodes: whether images are decoded for a sample.
         batches: batches in an epoch; None if not known.
         until: the time after which nothing more is measured, by ``time.perf_counter()``.
-        run: yields batches of a loader for some seconds, and returns the loop's seconds a batch
-            meanwhile; None if there are no more steps.
+        run: yields batches of the loader with some options for some seconds, and returns the
+            loop's seconds a batch; also takes a ``timeout_s``, as `variant_of`. None if there are
+            no more steps.
     """
     short, failed = _ShortRun(loader, stages, until, run), ""
     more = _more_workers(stages)
@@ -290,7 +291,7 @@ class _ShortRun:
     loader: Any
     stages: Stages
     until: float
-    run: Callable[[Any, float], Steps[Interval]] | None
+    run: Callable[..., Steps[Interval]] | None
 
     def seconds(self, options: Mapping[str, Any], load_s: float) -> Steps[Interval | None]:
         """Yield batches to step on, and return the loop's seconds a batch with ``options``.
@@ -298,22 +299,18 @@ class _ShortRun:
         ``load_s``: seconds to prepare a batch, about. Returns None if that cannot be measured, as
         where too little time is left. The loader's errors pass.
         """
-        own, stages = self.stages.workers, self.stages
-        seconds = max(_RUN_S, _STEPS * stages.step.estimate, _LOADS * load_s)
+        seconds = max(_RUN_S, _STEPS * self.stages.step.estimate, _LOADS * load_s)
         left_s = self.until - time.perf_counter()
         if self.run is None or _ROOM * seconds > left_s:
             return None
         timeout_s = min(_MOST_TIMEOUT_S, max(_LEAST_TIMEOUT_S, left_s))
-        changed = variant_of(self.loader, options, timeout_s=timeout_s)
-        took, scale = (yield from self.run(changed, seconds)), 1.0
-        if _ROOM * seconds <= self.until - time.perf_counter():
-            # The machine's speed drifts: the loop as it is, at this moment, beside what it took.
-            now = yield from self.run(variant_of(self.loader, {}, timeout_s=timeout_s), seconds)
-            scale = stages.real.estimate / (now.estimate + stages.started(own))
-        started_s = stages.started(changed.num_workers)  # no epoch begins in a run
-        return Interval(
-            *(scale * (end + started_s) for end in (took.low, took.estimate, took.high))
-        )
+        took = yield from self.run(options, seconds, timeout_s=timeout_s)
+        if _ROOM * seconds > self.until - time.perf_counter():
+            return took
+        # The machine's speed drifts: the loop as it is, at this moment, beside what it took.
+        now = yield from self.run({}, seconds, timeout_s=timeout_s)
+        scale = self.stages.real.estimate / now.estimate
+        return Interval(scale * took.low, scale * took.estimate, scale * took.high)
 
 
 def _dali(loader: Any, stages: Stages, decodes: bool, short: _ShortRun) -> Steps[Candidate]:

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,7 @@ class Causes:
                 decodes="decode" in seen.by_call,
                 batches=self._blocks.feed.length,
                 until=until,
-                run=self._run if stepping else None,
+                run=partial(self._turn, stages) if stepping else None,
             )
         except Exception as error:  # the loader's own, or what a study of it ran into
             self.notes[-1] = f"{unknown}: {last_line(error)}"
@@ -231,6 +232,7 @@ class Causes:
         A cache is built in a temporary folder if that takes no longer than the check.
         """
         before: Interval | None = None
+        seconds = max(_LEAST_TRIAL_S, _TRIAL_SHARE * self._budget_s)
         with tempfile.TemporaryDirectory() as folder:
             for number, candidate in enumerate(self.candidates):
                 options = candidate.options
@@ -242,9 +244,9 @@ class Causes:
                 try:
                     if candidate.build_s and cache and not os.path.exists(cache):
                         build(self._loader.dataset, cache, self._loader, options.get("images"))
-                    before = before or (yield from self._turn(stages, {}))
-                    took = yield from self._turn(stages, options, cache)
-                    after = yield from self._turn(stages, {})
+                    before = before or (yield from self._turn(stages, {}, seconds))
+                    took = yield from self._turn(stages, options, seconds, cache=cache)
+                    after = yield from self._turn(stages, {}, seconds)
                 except Exception as error:  # the variant's own: the step's is raised at the loop
                     tried = replace(candidate, reason=f"it failed: {last_line(error)}")
                     before = None
@@ -259,20 +261,17 @@ class Causes:
                 self.candidates = tuple(found)
 
     def _turn(
-        self, stages: Stages, options: Mapping[str, Any], cache: str | None = None
+        self, stages: Stages, options: Mapping[str, Any], seconds: float, **how: Any
     ) -> Generator[Batch, None, Interval]:
-        """Yield batches of the loader with ``options``; return the loop's seconds a batch."""
-        loader = variant_of(self._loader, options, cache)
-        took = yield from self._run(loader, max(_LEAST_TRIAL_S, _TRIAL_SHARE * self._budget_s))
+        """Yield batches of the loader with ``options``; return the loop's seconds a batch.
+
+        ``how``: as for `variant_of`.
+        """
+        loader, clock = variant_of(self._loader, options, **how), self._blocks.clock
+        seen = yield from observe(loader, stepping=True, seconds=seconds, clock=clock)
         # A trial's epoch does not end.
         starts_s = 0.0 if "persistent_workers" in options else stages.started(loader.num_workers)
-        return plus(took, starts_s)
-
-    def _run(self, loader: Any, seconds: float) -> Generator[Batch, None, Interval]:
-        """Yield batches of a loader; return the loop's seconds a batch."""
-        clock = self._blocks.clock
-        seen = yield from observe(loader, stepping=True, seconds=seconds, clock=clock)
-        return seen.seconds_per_batch
+        return plus(seen.seconds_per_batch, starts_s)
 
 
 def _pin_s(host: Batch) -> float:
