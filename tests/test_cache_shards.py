@@ -133,6 +133,13 @@ def test_a_part_of_other_samples_does_not_stand_for_the_one_that_was_joined(path
     assert [sample["label"] for sample in cached] == list(range(SIZE))
 
 
+def test_a_rank_whose_samples_are_in_the_part_of_another_one_returns_that_part(path):
+    """As a build by fewer ranks leaves it."""
+    build(Numbered(), path, 0, 1, wait=False, rows=20)
+    cached = build(Numbered(), path, 1, 8, wait=False)  # samples 5 to 9
+    assert [sample["label"] for sample in cached] == list(range(20))
+
+
 def test_parts_that_have_samples_twice_are_not_joined(path, tmp_path):
     """As versions have left them that took parts by where they begin."""
     for folder, rows in ((tmp_path, 12), (tmp_path / "other", 20)):

@@ -373,9 +373,13 @@ class _Builder:
         self.folder.keep_only([] if is_whole else [part.path for part in parts])
 
     def _own_cache(self) -> Path:
-        """Return a cache of the parts that begin with a sample of this rank, beside them."""
+        """Return a cache of the parts that begin with a sample of this rank, beside them.
+
+        If none does, because fewer ranks began the build, it is of the part that has its samples.
+        """
         own = self._samples_of(self._rank)
-        parts = [part for part in self.folder.finished(own) if part.samples.start >= own.start]
+        built = self.folder.finished(own)
+        parts = [part for part in built if part.samples.start >= own.start] or built
         if not parts:
             raise CacheError(
                 f"there are no samples for rank {self._rank} of {self._of}: the dataset has "
