@@ -548,8 +548,10 @@ class TestModel:
     @pytest.mark.parametrize(("took", "gain"), [(0.04, 1.5), (0.2, None)])
     def test_the_loop_is_run_where_workers_wait_for_a_step_of_several_threads(self, took, gain):
         """With two workers, then as it is: on a machine that has become half as fast."""
-        stages = self.stages(0.02, step=0.01, real=0.03, cores=2, step_cores=2.0)
+        cached = {"": SmallCache(0.8, 64)}
+        stages = self.stages(0.02, step=0.01, real=0.03, cores=2, step_cores=2.0, cached=cached)
         given = {"decodes": False, "batches": 16, "until": math.inf}
+        computed = self.found(stages)
         seen = []
 
         def run(options, seconds, timeout_s):
@@ -563,7 +565,11 @@ class TestModel:
         with pytest.raises(StopIteration) as end:
             next(steps)
         assert seen == [(2, 1.5), (0, 1.5)]
-        found = by_name(end.value.value)["workers"]
+        every = by_name(end.value.value)
+        longer = took / 2 / computed["workers"].seconds.estimate  # on the machine as it was
+        wanted = max(1, longer) * computed["h5 + workers"].seconds.estimate
+        assert every["h5 + workers"].seconds.estimate == pytest.approx(wanted, rel=0.01)
+        found = every["workers"]
         if gain is None:
             assert "more cores are missing" in found.reason
         else:

@@ -123,18 +123,20 @@ def candidates(
             loop's seconds a batch; also takes a ``timeout_s``, as `variant_of`. None if there are
             no more steps.
     """
-    short, failed = _ShortRun(loader, stages, until, run), ""
+    short, failed, longer = _ShortRun(loader, stages, until, run), "", 1.0
     more = _more_workers(stages)
     if more is not None and stages.sharing.crowded(more[0]):
         try:
             took = yield from short.seconds({"num_workers": more[0]}, stages.load)
-            more = more[0], took or more[1]
+            if took is not None:
+                longer = max(1.0, took.estimate / more[1].estimate)
+                more = more[0], took
         except Exception as error:  # a dataset may fail in any way where a worker reads it
             failed = f"it failed: {last_line(error)}"
         if more[1].estimate * _ALIKE >= stages.real.estimate:
             more = None
     found = [*_queues(stages, more), *_prefetch(loader, stages)]
-    found += _cached(loader, stages, batches or 0)
+    found += _cached(loader, stages, batches or 0, longer)
     if failed:
         found = [replace(one, reason=failed) if _has_workers(one) else one for one in found]
     found.append((yield from _dali(loader, stages, decodes, short)))
@@ -338,8 +340,12 @@ def _dali(loader: Any, stages: Stages, decodes: bool, short: _ShortRun) -> Steps
     return _to(stages, "dali", took, **options)
 
 
-def _cached(loader: Any, stages: Stages, batches: int) -> Iterator[Candidate]:
-    """Yield h5 by format of images, and h5 with more workers or prefetch."""
+def _cached(loader: Any, stages: Stages, batches: int, longer: float) -> Iterator[Candidate]:
+    """Yield h5 by format of images, and h5 with more workers or prefetch.
+
+    ``longer``: how many times as long as computed the loop was seen to take with more workers,
+    which share cores with its step; with h5 and more workers it may take as much longer.
+    """
     if reason := _obstacle(loader, "h5") or stages.uncached:
         yield Candidate("h5", reason=reason)
         return
@@ -367,7 +373,9 @@ def _cached(loader: Any, stages: Stages, batches: int) -> Iterator[Candidate]:
         if not images and stages.transfer and not _obstacle(loader, "prefetch"):
             ways.append(("h5 + prefetch", then.seconds(hidden=True), {"device": "cuda"}))
         if not images and (beyond := _more_workers(then)) is not None:
-            ways.append(("h5 + workers", beyond[1], {"num_workers": beyond[0]}))
+            count, took = beyond
+            took = Interval(took.low, longer * took.estimate, longer * took.high)
+            ways.append(("h5 + workers", took, {"num_workers": count}))
         for called, took, more in ways:
             saved = (stages.real.estimate - took.estimate) * batches
             pays_after = math.ceil(build_s / saved) if saved > 0 else None
