@@ -27,7 +27,7 @@ def python(tmp_path_factory):
 
 
 def run(folder, source, python, **env):
-    return run_script(folder, source, env={"PYTHONPATH": "", **env}, fresh=True, python=python)
+    return run_script(folder, source, env={"PYTHONPATH": "", **env}, python=python)
 
 
 def test_commands_without_rich_and_psutil(python, tmp_path):

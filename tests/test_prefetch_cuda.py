@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import sys
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_an_interpreter_exits_cleanly_while_copies_are_under_way(tmp_path):
                 next(iterator)
             torch.cuda._sleep(100_000_000)
         """,
-        fresh=True,
+        python=sys.executable,
     )
     assert done.stderr == ""
 

@@ -127,10 +127,9 @@ def assert_ends_cleanly(
         python: an interpreter that knows its own packages only; None: this one.
     """
     (folder / "wanted").write_bytes(pickle.dumps([tuple(each) for each in alive]))
-    other: dict[str, Any] = {}
-    if python is not None:
-        other = {"fresh": True, "python": python, "env": {"PYTHONPATH": ""}}
-    done = run_script(folder, _BEGIN + SOURCES[way], status=_STATUS.get(way, 0), **other)
+    env = {} if python is None else {"PYTHONPATH": ""}
+    source, status = _BEGIN + SOURCES[way], _STATUS.get(way, 0)
+    done = run_script(folder, source, env=env, python=python, status=status)
     errors = "" if way == "SIGTERM" else done.stderr  # workers may complain that a parent is gone
     last = _LAST_LINE.get(way)
     assert errors.splitlines()[-1:] == ([last] if last else []), errors

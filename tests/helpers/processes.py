@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -26,39 +25,23 @@ def run_script(
     source: str,
     *,
     env: Mapping[str, str] | None = None,
-    timeout: float = 60,
-    fresh: bool = False,
-    python: str | Path = sys.executable,
+    python: str | Path | None = None,
     status: int | None = 0,
 ) -> subprocess.CompletedProcess[str]:
-    """Write ``source`` to ``folder/script.py`` and run it there; output is text.
+    """Write ``source`` to ``folder/script.py`` and run it there, as `warm.run` does.
 
     Args:
         folder: the script's.
         source: its text; warnings are errors in it.
         env: variables besides ours.
-        timeout: in seconds.
-        fresh: whether it runs in a new interpreter, not in a fork of the one of `warm`.
-        python: the new interpreter; see `base_environment` for another than ours.
+        python: a new interpreter; None: a fork of the one of `warm`.
         status: the exit status that is asserted; None: any.
     """
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
-    arguments = ["-W", "error", str(script)]
+    arguments = ["-W", "error", script]
     variables = {**os.environ, **(env or {})}
-    if not fresh:
-        return warm.run(arguments, cwd=folder, env=variables, timeout=timeout, status=status)
-    done = subprocess.run(
-        [str(python), *arguments],
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        start_new_session=True,  # Ctrl-C in it is not this process's
-    )
-    return warm.ended(done, status)
+    return warm.run(arguments, cwd=folder, env=variables, python=python, status=status)
 
 
 def wait_until_gone(pids: list[int], timeout: float = 10) -> list[int]:

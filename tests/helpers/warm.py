@@ -109,6 +109,7 @@ def run(
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float = 60,
+    python: str | Path | None = None,
     status: int | None = 0,
 ) -> subprocess.CompletedProcess[str]:
     """Return what ``python *arguments`` gives, as `subprocess.run` does, with text output.
@@ -119,6 +120,8 @@ def run(
         cwd: where it runs; None: here.
         env: all of its variables; None: those of this process.
         timeout: seconds after which it is killed, with what it has started.
+        python: a new interpreter; None: a fork, unless ``env`` has variables of its own that are
+            read at the start.
         status: the exit status that is asserted; None: any.
 
     Raises:
@@ -126,32 +129,32 @@ def run(
     """
     words = [str(word) for word in arguments]
     given = dict(os.environ if env is None else env)
-    command = [sys.executable, *words]
-    at_start, server = begin()
-    if _at_start(given) != at_start:
-        options: dict[str, Any] = {"cwd": cwd, "env": given, "timeout": timeout}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-        return ended(done, status)
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = [os.path.join(folder, name) for name in ("stdout", "stderr")]
-        request = words, os.path.abspath(cwd or os.getcwd()), given, outputs, timeout
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        found = json.loads(server.stdout.readline())
-        output, errors = (Path(name).read_text() for name in outputs)
-    if found is None:
-        raise subprocess.TimeoutExpired(command, timeout, output, errors)
-    return ended(subprocess.CompletedProcess(command, found, output, errors), status)
-
-
-def ended(
-    done: subprocess.CompletedProcess[str], status: int | None
-) -> subprocess.CompletedProcess[str]:
-    """Assert that a program has ended with this status; return it."""
+    command = [str(python or sys.executable), *words]
+    if python is None and _at_start(given) == begin()[0]:
+        done = _forked(command, os.path.abspath(cwd or os.getcwd()), given, timeout)
+    else:
+        options: dict[str, Any] = {"cwd": cwd, "env": given, "timeout": timeout, "text": True}
+        options["start_new_session"] = True  # Ctrl-C in it is not this process's
+        done = subprocess.run(command, capture_output=True, check=False, **options)
     assert status in (None, done.returncode), done.stdout + done.stderr
     return done
+
+
+def _forked(
+    command: list[str], cwd: str, env: dict[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    _, server = begin()
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [os.path.join(folder, name) for name in ("stdout", "stderr")]
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps((command[1:], cwd, env, outputs, timeout)) + "\n")
+        server.stdin.flush()
+        status = json.loads(server.stdout.readline())
+        output, errors = (Path(name).read_text() for name in outputs)
+    if status is None:
+        raise subprocess.TimeoutExpired(command, timeout, output, errors)
+    return subprocess.CompletedProcess(command, status, output, errors)
 
 
 def _at_start(env: Mapping[str, str]) -> dict[str, str]:
