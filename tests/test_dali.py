@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, StackDataset, Subset
+from torch.utils.data import ConcatDataset, StackDataset, Subset, default_collate
 from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.io import read_image
@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 
 from dataloaders import DataLoader
 from dataloaders.errors import BackendWarning, OptionError
-from helpers.codes import CODES, COLLATIONS, STACKED, Codes, exact_types, padded
+from helpers.codes import CODES, STACKED, Codes, padded
 from helpers.compare import assert_same, run_epochs
 from helpers.datasets import CountingStream, MapDataset
 from helpers.photos import OF_TORCHVISION, Digits, Files, Opened, folder
@@ -113,6 +113,38 @@ def test_datasets_of_torchvision_are_stocks(tmp_path):
 
 
 # Collation
+
+
+def mixed(samples):
+    either = v2.RandomChoice([v2.MixUp(num_classes=7), v2.CutMix(num_classes=7)])
+    return either(*default_collate(samples))
+
+
+def stacked(samples):
+    images, labels = zip(*samples, strict=True)
+    return torch.stack(tensors=images, dim=0), list(labels)
+
+
+def as_dicts(samples):
+    return [{"image": image.half(), "label": label} for image, label in samples]
+
+
+def channels_last(samples):
+    return stacked(samples)[0].contiguous(memory_format=torch.channels_last)
+
+
+def in_place(samples):
+    for image, _ in samples:
+        image.mul_(random.random())
+    return default_collate(samples)
+
+
+def exact_types(samples):
+    assert all(type(image) is torch.Tensor for image, _ in samples)
+    return stacked(samples)
+
+
+COLLATIONS = mixed, stacked, as_dicts, channels_last, default_collate, in_place
 
 
 def every_collation(samples):

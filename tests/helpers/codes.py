@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import torchvision.transforms as v1
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
-from torch.utils.data import default_collate
 from torchvision import tv_tensors
 from torchvision.io import decode_jpeg, read_file, read_image
 from torchvision.transforms import functional as F
@@ -288,43 +287,8 @@ class Codes(MapDataset):
         return {name: CODES[name][0](index) for name in self.names}
 
 
-# Collations of (image, label)
-
-
-def mixed(samples: Any) -> Any:
-    either = v2.RandomChoice([v2.MixUp(num_classes=7), v2.CutMix(num_classes=7)])
-    return either(*default_collate(samples))
-
-
-def stacked(samples: Any) -> Any:
-    images, labels = zip(*samples, strict=True)
-    return torch.stack(tensors=images, dim=0), list(labels)
-
-
 def padded(samples: Any) -> Any:
     out = torch.zeros(len(samples), 3, 70, 70)
     for number, (image, _) in enumerate(samples):
         out[number, :, : image.shape[1], : image.shape[2]] = image
     return out
-
-
-def as_dicts(samples: Any) -> Any:
-    return [{"image": image.half(), "label": label} for image, label in samples]
-
-
-def channels_last(samples: Any) -> Any:
-    return stacked(samples)[0].contiguous(memory_format=torch.channels_last)
-
-
-def in_place(samples: Any) -> Any:
-    for image, _ in samples:
-        image.mul_(random.random())
-    return default_collate(samples)
-
-
-def exact_types(samples: Any) -> Any:
-    assert all(type(image) is torch.Tensor for image, _ in samples)
-    return stacked(samples)
-
-
-COLLATIONS = mixed, stacked, as_dicts, channels_last, default_collate, in_place
