@@ -217,20 +217,6 @@ def test_run_leaves_a_subclass_its_own_seed_and_device(command):
     assert done.out == plain.stdout
 
 
-@pytest.mark.usefixtures("command")
-def test_a_loader_that_a_backend_cannot_serve_stays_stock_with_one_warning():
-    text = (
-        "class Stream(IterableDataset):\n"
-        "    def __iter__(self): return iter(range(3))\n"
-        "loader = DataLoader(Stream())\n"
-        "for epoch in range(2): print([x.item() for x in loader])\n"
-    )
-    # A process of its own: here every warning is an error.
-    done = warm.run(["-m", "dataloaders", "run", "--backend", "synthetic", write(text)])
-    assert done.stdout == "[0, 1, 2]\n[0, 1, 2]\n"
-    assert done.stderr.count("stays stock") == 1
-
-
 LOOK = """
 import json, os, pickle, sys
 
