@@ -21,8 +21,9 @@ from dataloaders.measuring.queues import counts_of
 from .thread import Epoch, Failed, Item
 from .transfer import Transfer
 
+# The longest wait without a look at ``timeout`` and at signals: a signal does not end a wait for a
+# lock if it comes a moment before, or if the kernel delivers it to another thread.
 _POLL_S = 0.2
-"""The longest wait without a look at ``timeout`` and at signals (`machine.waiting` says why)."""
 
 
 class PrefetchedEpoch:

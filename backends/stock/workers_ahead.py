@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.utils.data
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dataloaders.backend import Ahead, Cancelled, Specification
 from dataloaders.batches.tree import Batch
@@ -61,7 +61,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
                 raise Cancelled
             received = self._rcvd_idx
             try:
-                return next(self)
+                return super()._next_data()  # type: ignore[no-untyped-call]
             except (StopIteration, Cancelled):
                 raise
             except Exception as error:
@@ -86,6 +86,9 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         return int(self._prefetch_factor * self._num_workers)
 
     # What torch calls
+
+    def _next_data(self) -> None:
+        """Return nothing: the consumer's ``next()`` counts the batches that `take` returned."""
 
     def _next_index(self) -> Any:
         index = super()._next_index()  # type: ignore[no-untyped-call]
@@ -135,10 +138,6 @@ class WorkersEpoch(Ahead):
     def __init__(self, workers: AheadWorkers) -> None:
         self.iterator = workers
         self._cancelled = workers.cancelled
-        self._counter: _BatchCounter | None = None
-        if workers._IterableDataset_len_called is not None:
-            self._counter = _BatchCounter(workers)
-            workers._IterableDataset_len_called = None  # so that the thread does not warn
         self._sampler: Iterator[Any] | None = None
         self.all_drawn = True
         self._received = 0
@@ -187,19 +186,9 @@ class WorkersEpoch(Ahead):
 
     def handed_over(self) -> None:
         """Warn of more batches than an iterable dataset announced, as torch does; see `Ahead`."""
-        if self._counter is not None:
-            next(self._counter)
+        if not self.is_over:
+            next(self.iterator)
 
     def cancel(self) -> None:
         """End the epoch; the workers stay."""
         self._cancelled.set()
-
-
-class _BatchCounter(_BaseDataLoaderIter):
-    """torch's count of batches, and its warning, without the batches."""
-
-    def __init__(self, workers: AheadWorkers) -> None:
-        self.__dict__.update(vars(workers))
-
-    def _next_data(self) -> None:  # type: ignore[override]
-        return None

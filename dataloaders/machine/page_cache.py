@@ -19,7 +19,7 @@ import functools
 import mmap
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +166,8 @@ def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
     return (flags & 1).astype(np.bool_)
 
 
-def evict(path: str | os.PathLike[str], parts: Iterable[tuple[int, int]] | None = None) -> None:
-    """Drop the file, or ranges of it (first byte, last byte + 1), from the page cache. Linux only.
+def evict(path: str | os.PathLike[str]) -> None:
+    """Drop the file from the page cache. Linux only.
 
     Pages that are not yet on disk stay, and so do those that other processes have mapped;
     `resident_pages` shows whether it succeeded. Shared maps of the file in this process stay valid
@@ -179,28 +179,23 @@ def evict(path: str | os.PathLike[str], parts: Iterable[tuple[int, int]] | None 
     _refuse_other_systems()
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        status = os.fstat(descriptor)
-        maps = list(_maps_here(status.st_ino, os.path.realpath(path)))
-        for first, last in [(0, status.st_size)] if parts is None else parts:
-            first = first // mmap.PAGESIZE * mmap.PAGESIZE
-            for address, offset, length in maps:
-                low, high = max(first, offset), min(last, offset + length)
-                if low < high:
-                    _libc().madvise(address + low - offset, high - low, mmap.MADV_DONTNEED)
-            os.posix_fadvise(descriptor, first, last - first, os.POSIX_FADV_DONTNEED)
+        maps = list(_maps_here(os.fstat(descriptor).st_ino, os.path.realpath(path)))
+        for address, length in maps:
+            _libc().madvise(address, length, mmap.MADV_DONTNEED)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
 
 
-def _maps_here(inode: int, path: str) -> Iterator[tuple[int, int, int]]:
-    """Yield where this process has the file mapped: address, offset in the file, length."""
+def _maps_here(inode: int, path: str) -> Iterator[tuple[int, int]]:
+    """Yield where this process has the file mapped: address and length."""
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         # 7f2c4c000000-7f2c4c021000 r--s 00000000 fe:00 1234    /path of the file
         words = line.split(maxsplit=5)
         if len(words) < 6 or words[4] != str(inode) or words[5] != path or words[1][3] != "s":
             continue  # a private map may hold changes that are nowhere else
         begin, end = (int(word, 16) for word in words[0].split("-"))
-        yield begin, int(words[2], 16), end - begin
+        yield begin, end - begin
 
 
 def _refuse_other_systems() -> None:

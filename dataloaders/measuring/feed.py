@@ -7,6 +7,7 @@ iterate() ──> iterator ──take()──> batch        when an epoch ends, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,7 +50,7 @@ class Feed:
         # What the sampler drew for the last batch. None if not known: it was drawn before the
         # iterator was returned, or the iterator is not torch's or does not keep the order.
         self.keys: Any = None
-        self._drawn: _Drawn | None = None
+        self._drawn: dict[int, Any] = {}
         self.workers: int = int(getattr(loader, "num_workers", 0) or 0)
         self._queued = self.workers * int(getattr(loader, "prefetch_factor", None) or 2)
         self.in_flight = max(1, self._queued)  # batches that can be made ahead of use
@@ -72,10 +73,10 @@ class Feed:
         try:
             batch = next(self._iterator)
         except StopIteration:
-            self.length, self._iterator, self._drawn = self.taken, None, None
+            self.length, self._iterator = self.taken, None
             self.epoch_ends.append(self._time.now() - begin)
             raise
-        self.keys = None if self._drawn is None else self._drawn.pop(self.taken)
+        self.keys = self._drawn.pop(self.taken, None)
         self.taken += 1
         return batch
 
@@ -91,7 +92,7 @@ class Feed:
         iterator = self._iterate()
         self._iterator = iterator
         self.countable = counts_of(iterator) is not None
-        self._drawn = _Drawn.of(iterator)
+        self._drawn = _drawn_by(iterator)
         # The thread of our own iterator may hold more.
         self.ahead = int(getattr(iterator, "ahead", 0))
         self.in_flight = max(1, self._queued + self.ahead)
@@ -106,7 +107,7 @@ class Feed:
                 else "the loader yields no batch: there is nothing to measure; "
                 "check its dataset's length, and drop_last with a batch_size larger than that"
             ) from None
-        self.keys = None if self._drawn is None else self._drawn.pop(0)
+        self.keys = self._drawn.pop(0, None)
         self.taken = 1
         # After an abandoned epoch, persistent workers first finish its tasks: that is no start.
         if self.epoch > 0 and not abandoned:
@@ -193,41 +194,28 @@ class Feed:
 
     def close(self) -> None:
         """Drop the running epoch; torch ends its workers when the iterator is freed."""
-        self._iterator = self._drawn = None
+        self._iterator = None
         self.taken = 0
 
 
-class _Drawn:
-    """Passes a sampler's indices on to torch's iterator, and keeps them until their batch is taken.
+def _drawn_by(iterator: Any) -> dict[int, Any]:
+    """Return a dict that gets what torch's ``iterator`` draws from now on, by its batch's number.
 
-    With workers, those of an epoch's first batches are not known: they were drawn earlier.
+    With workers, the indices of an epoch's first batches are not in it: they were drawn earlier.
+    Nothing gets into it if ``iterator`` is not torch's, or does not keep the order.
     """
+    kept: dict[int, Any] = {}
+    torchs = type(iterator).__module__ == _BaseDataLoaderIter.__module__
+    if (
+        torchs
+        and iterator._dataset_kind == _DatasetKind.Map
+        and getattr(iterator, "_in_order", True)
+    ):
+        numbers = itertools.count(getattr(iterator, "_send_idx", 0))
 
-    def __init__(self, sampled: Iterator[Any], ordered: int) -> None:
-        self._sampled = sampled
-        self._ordered = ordered
-        self._kept: dict[int, Any] = {}
+        def keep(keys: Any) -> Any:
+            kept[next(numbers)] = keys
+            return keys
 
-    @classmethod
-    def of(cls, iterator: Any) -> _Drawn | None:
-        """Make ``iterator`` draw through the returned object; None if it is not torch's."""
-        if type(iterator).__module__ != _BaseDataLoaderIter.__module__:
-            return None
-        if iterator._dataset_kind != _DatasetKind.Map or not getattr(iterator, "_in_order", True):
-            return None
-        drawn = cls(iterator._sampler_iter, getattr(iterator, "_send_idx", 0))
-        iterator._sampler_iter = drawn
-        return drawn
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        keys = next(self._sampled)
-        self._kept[self._ordered] = keys
-        self._ordered += 1
-        return keys
-
-    def pop(self, number: int) -> Any:
-        """Return and forget the keys of the epoch's batch ``number``."""
-        return self._kept.pop(number, None)
+        iterator._sampler_iter = map(keep, iterator._sampler_iter)
+    return kept
