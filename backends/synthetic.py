@@ -19,6 +19,7 @@ import torch
 import torch.utils.data
 
 from dataloaders.backend import Backend, Session, Specification
+from dataloaders.batches.collation import fetched
 from dataloaders.batches.tree import Batch, leaves, map_tensors, samples_in, to_device
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.observing import Unobserved, observe
@@ -193,29 +194,15 @@ def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
         return None
     batched = loader._auto_collation
     indices: Any = list(first[0]) if batched else first[0]
-    settings = loader._dataset_kind, batched, loader.collate_fn, loader.drop_last
-    look = partial(_fetched, indices, *settings)
+    how = {"batched": batched, "collate_fn": loader.collate_fn, "drop_last": loader.drop_last}
     try:
-        made = observe(loader, look)
+        made = observe(loader, partial(fetched, loader._dataset_kind, keys=indices, **how))
     except Unobserved as error:
         raise BackendUnavailable(
             f"no real batch could be read: {error}; give one: "
             "backend=Synthetic(like=batch), from backends.synthetic"
         ) from error
-    return None if made is None else (made[0], len(indices) if batched else None)
-
-
-def _fetched(
-    indices: Any, kind: int, batched: bool, collate_fn: Any, drop_last: bool, dataset: Any
-) -> tuple[Batch] | None:
-    """Return the batch of ``indices``; None if an iterable dataset has no samples."""
-    fetcher = torch.utils.data._DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-        kind, dataset, batched, collate_fn, drop_last
-    )
-    try:
-        return (fetcher.fetch(indices),)
-    except StopIteration:
-        return None
+    return (made[0], len(indices) if batched else None) if made else None
 
 
 def _samples_in_last(loader: Specification) -> int | None:

@@ -26,37 +26,32 @@ class GatherEpoch(Ahead):
         self.iterator = iterator
         self.base_seed = int(iterator._base_seed)
         self._sampler = iterator._sampler_iter
-        self._drawn: SimpleQueue[Any] = SimpleQueue()
+        self._drawn: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
         self._cancelled = False
 
     def __next__(self) -> Batch:
-        index = None if self._cancelled else self._drawn.get()
+        index, error = (None, None) if self._cancelled else self._drawn.get()
         if self._cancelled:
             raise Cancelled
-        if type(index) is not _Raised:
+        if error is None:
             self.iterator._sampler_iter = iter((index,))
             return next(self.iterator)
         try:
-            raise index.error
+            raise error
         finally:
-            del index  # the error's traceback holds this frame, which must not hold the error
+            del error  # its traceback holds this frame, which must not hold the error
 
     def supply(self, batches: int) -> None:
         """Draw the indices of ``batches`` more batches; queue a sampler's error in their place."""
         for _ in range(batches):
             try:
-                self._drawn.put(next(self._sampler))
+                self._drawn.put((next(self._sampler), None))
             except StopIteration:  # a new one, since a traceback holds frames
-                self._drawn.put(_Raised(StopIteration()))
+                self._drawn.put((None, StopIteration()))
             except Exception as error:  # raised where the index is taken
-                self._drawn.put(_Raised(error))
+                self._drawn.put((None, error))
 
     def cancel(self) -> None:
         """Make a waiting and every later ``next()`` raise `Cancelled`."""
         self._cancelled = True
-        self._drawn.put(None)
-
-
-class _Raised:
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+        self._drawn.put((None, None))

@@ -87,7 +87,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
 
     # What torch calls
 
-    def _next_data(self) -> None:
+    def _next_data(self) -> None:  # type: ignore[override]
         """Return nothing: the consumer's ``next()`` counts the batches that `take` returned."""
 
     def _next_index(self) -> Any:

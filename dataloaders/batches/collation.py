@@ -1,7 +1,11 @@
-"""Whether torch's default collation is unmodified."""
+"""Make batches as torch's workers do, and say whether torch's default collation is unmodified."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import collate
 
 
@@ -16,3 +20,18 @@ def collates_as_torch() -> bool:
         or str(getattr(kind, "__module__", "")).startswith("nvidia.dali.")
         for kind, function in collate.default_collate_fn_map.items()
     )
+
+
+def fetched(
+    kind: int,
+    dataset: Any,
+    batched: bool,
+    collate_fn: Callable[[Any], Any],
+    keys: Any,
+    drop_last: bool = False,
+) -> list[Any]:
+    """Return the batch of ``keys`` as torch's workers make it; none if an iterable dataset ends."""
+    fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+        kind, dataset, batched, collate_fn, drop_last
+    )
+    return list(map(fetcher.fetch, [keys]))

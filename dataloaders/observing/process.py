@@ -25,15 +25,7 @@ _CHECK_S = 2.0  # between two checks that the process lives; torch notices only 
 
 
 class Unobserved(Exception):
-    """The dataset could not be observed; the message says why and what to do, in a sentence.
-
-    Attributes:
-        started: whether a process was started. If not, the dataset cannot be sent to one.
-    """
-
-    def __init__(self, message: str, *, started: bool = True) -> None:
-        super().__init__(message)
-        self.started = started
+    """The dataset could not be observed; the message says why and what to do, in a sentence."""
 
 
 def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = None) -> T:
@@ -149,13 +141,13 @@ class Start:
 
     Args:
         worker_init_fn: the user's; it sees the user's dataset.
-        forked: whether the process inherits files, which it then reopens.
+        forked: whether the process may inherit files, which it then reopens.
         num_workers: the number in the worker info; 0: no worker info, as in the loader's own loop;
-            None: torch's number.
+            None: the worker is the loader's own, and torch's info is right.
     """
 
     worker_init_fn: Callable[[int], None] | None
-    forked: bool
+    forked: bool = True
     num_workers: int | None = None
 
     def __call__(self, worker_id: int) -> None:
@@ -165,10 +157,10 @@ class Start:
         if self.num_workers == 0:
             torch_worker._worker_info = None
             return
-        info: Any = get_worker_info()
-        # info forbids assignment.
-        object.__setattr__(info, "dataset", info.dataset.dataset)
         if self.num_workers is not None:
+            info: Any = get_worker_info()
+            # info forbids assignment.
+            object.__setattr__(info, "dataset", info.dataset.dataset)
             object.__setattr__(info, "num_workers", self.num_workers)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
@@ -210,6 +202,5 @@ def _unobserved(name: str, error: Exception, timeout_s: float) -> Unobserved:
         return Unobserved(f"a worker process of this loader cannot be set up ({last_line(error)})")
     return Unobserved(
         f"no process could be started to read samples of {name} ({one_line(error)}); a dataset "
-        "that is sent to workers must be picklable unless they are forked",
-        started=False,
+        "that is sent to workers must be picklable unless they are forked"
     )

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, get_worker_info
 
+from dataloaders.batches.collation import fetched
 from dataloaders.batches.tree import map_children
 from dataloaders.batches.whole import ShowsDataset
 from dataloaders.recording import hooks, tensor
@@ -68,16 +69,6 @@ def ask_again(again: Again, collate_fn: Callable[[Any], Any], batched: bool, dat
         restore(again.states)
         (made,) = fetched(_DatasetKind.Map, dataset, batched, collate_fn, again.keys)
     return made
-
-
-def fetched(
-    kind: int, dataset: Any, batched: bool, collate_fn: Callable[[Any], Any], keys: Any
-) -> list[Any]:
-    """Return the batch of ``keys`` as torch's workers make it; none if an iterable dataset ends."""
-    fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-        kind, dataset, batched, collate_fn, False
-    )
-    return list(map(fetcher.fetch, [keys]))
 
 
 class State:

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
 
+from dataloaders.batches.collation import fetched
 from dataloaders.observing import Unobserved, observe
-from dataloaders.recording.worker import equal, fetched, recorded
+from dataloaders.recording.worker import equal, recorded
 from dataloaders.seeding.states import restore, states_now
 from dataloaders.transforms.find import find_generators
 

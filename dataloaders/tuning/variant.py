@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from dataloaders.backend import Backend
 from dataloaders.batches.tree import Batch, map_tensors, to_device
 from dataloaders.errors import CheckError
 from dataloaders.loader import DataLoader
-from dataloaders.observing import open_files_anew
+from dataloaders.observing import Start
 from dataloaders.specification import state_of
 
 L = TypeVar("L", bound="torch.utils.data.DataLoader[Any]")
@@ -118,7 +118,7 @@ class Variants:
         extra = dict(self._attributes)
         if settings.num_workers:
             # Workers must not move the offsets of inherited files.
-            extra["worker_init_fn"] = _TrialStart(self._loader.worker_init_fn)
+            extra["worker_init_fn"] = Start(self._loader.worker_init_fn)
             extra["timeout"] = self._loader.timeout or timeout_s
             # An iterable dataset's epochs end inside a trial.
             extra["persistent_workers"] = self._iterable and self._loader.persistent_workers
@@ -145,18 +145,6 @@ class Variants:
         """Skip the indices of ``batches`` that another process drew from its copy."""
         if self._indices is not None:
             deque(itertools.islice(self._indices, batches), maxlen=0)
-
-
-@dataclass(frozen=True)
-class _TrialStart:
-    """A worker_init_fn that reopens inherited files, then calls the user's."""
-
-    own: Callable[[int], None] | None
-
-    def __call__(self, worker_id: int) -> None:
-        open_files_anew()
-        if self.own is not None:
-            self.own(worker_id)
 
 
 class _Indices:
