@@ -55,7 +55,6 @@ class Synthetic(Backend):
 
     name: ClassVar[str] = "synthetic"
     delivers: ClassVar[Literal["host", "device"]] = "device"
-    same_samples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.pool, int) or self.pool < 1:

@@ -178,13 +178,10 @@ class Backend(ABC):
         name: the name in the registry.
         delivers: "host" if it leaves batches in host memory (``device=`` then adds a copy),
             "device" if it delivers on the loader's ``device`` itself.
-        same_samples: whether it yields torch's own samples in torch's own order (synthetic does
-            not).
     """
 
     name: ClassVar[str]
     delivers: ClassVar[Literal["host", "device"]] = "host"
-    same_samples: ClassVar[bool] = True
 
     @abstractmethod
     def explain(self, loader: Specification) -> Plan:

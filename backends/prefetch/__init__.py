@@ -97,11 +97,6 @@ class Prefetch(Backend):
             )
 
     @property
-    def same_samples(self) -> bool:  # type: ignore[override]
-        """Whether the inner backend yields torch's own samples in torch's own order."""
-        return self.inner.same_samples if isinstance(self.inner, Backend) else True
-
-    @property
     def shapes_images(self) -> bool:
         """Whether images are asked for in another dtype or layout than the dataset's own."""
         return self.dtype is not None or self.memory_format is not torch.preserve_format

@@ -13,15 +13,16 @@ The program gets its own ``__main__``, ``sys.argv`` and ``sys.path[0]``, so ``if
 
 from __future__ import annotations
 
-import importlib.machinery
 import io
 import runpy
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from dataloaders.errors import DataLoadersError
 from dataloaders.scripts.stopping import StopScript, stoppable
@@ -84,29 +85,27 @@ class Target:
         if not getattr(sys.flags, "safe_path", False):  # python -P puts no folder there
             sys.path[0] = str(self.folder)
         sys.argv = [self.name, *args]
-        code, facts = self._load_file() if self.kind == "file" else self._load_module()
+        # Without a spec, multiprocessing has spawned workers run the file by its path.
+        code, spec = (self._compiled(), None) if self.kind == "file" else self._module()
         main = ModuleType("__main__")
-        main.__dict__.update(facts, __builtins__=__builtins__)
         # Keep the old module: without a reference to it, its functions lose their globals.
         _replaced_mains.append(sys.modules["__main__"])
         sys.modules["__main__"] = main
-        return _execute(code, main)
+        run: Any = runpy._run_code  # type: ignore[attr-defined]  # as `python -m` does
+        file = code.co_filename
+        return _execute(lambda: run(code, vars(main), None, "__main__", spec, script_name=file))
 
-    def _load_file(self) -> tuple[CodeType, dict[str, object]]:
+    def _compiled(self) -> CodeType:
         self.refuse_missing()
         path = str(Path(self.name).resolve())
         with io.open_code(path) as file:
             source = file.read()
         try:
-            code = compile(source, path, "exec", dont_inherit=True)
+            return compile(source, path, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             raise ScriptError(f"{self.name!r} does not compile: {error}") from error
-        loader = importlib.machinery.SourceFileLoader("__main__", path)
-        # Without a spec, multiprocessing has spawned workers run the file by its path.
-        none = dict.fromkeys(("__cached__", "__package__", "__spec__"))
-        return code, {**none, "__file__": path, "__loader__": loader}
 
-    def _load_module(self) -> tuple[CodeType, dict[str, object]]:
+    def _module(self) -> tuple[CodeType, ModuleSpec]:
         try:
             # As pdb and trace do. Of a package, it returns its __main__.
             _, spec, code = runpy._get_module_details(self.name)  # type: ignore[attr-defined]
@@ -118,13 +117,7 @@ class Target:
                 "from the folder that holds the package"
             ) from error
         sys.argv[0] = spec.origin or self.name
-        return code, {
-            "__file__": spec.origin,
-            "__cached__": spec.cached,
-            "__package__": spec.parent,
-            "__spec__": spec,
-            "__loader__": spec.loader,
-        }
+        return code, spec
 
 
 def hidden_by(folder: Path, package: str) -> Path | None:
@@ -141,7 +134,7 @@ def hidden_by(folder: Path, package: str) -> Path | None:
 _replaced_mains: list[ModuleType] = []
 
 
-def _execute(code: CodeType, main: ModuleType) -> Outcome:
+def _execute(run: Callable[[], object]) -> Outcome:
     usual, before = threading.excepthook, set(threading.enumerate())
     # A thread of the script whose loop was stopped prints no traceback.
     threading.excepthook = lambda args: (
@@ -149,7 +142,7 @@ def _execute(code: CodeType, main: ModuleType) -> Outcome:
     )
     try:
         with stoppable():
-            exec(code, main.__dict__)
+            run()
             for thread in set(threading.enumerate()) - before:
                 # An executor's is told to end when Python does.
                 module = getattr(getattr(thread, "_target", None), "__module__", "")
@@ -175,8 +168,8 @@ def _execute(code: CodeType, main: ModuleType) -> Outcome:
 
 
 def _from_script(error: BaseException) -> BaseException:
-    """Return ``error`` with this file's frames cut off the front of its traceback."""
+    """Return ``error`` with our frames and runpy's cut off the front of its traceback."""
     trace: TracebackType | None = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_globals["__name__"] in (__name__, "runpy"):
         trace = trace.tb_next
     return error.with_traceback(trace)
