@@ -221,7 +221,7 @@ def test_lightnings_combined_loader_and_its_checkpoint(tmp_path):
 
 
 WRITES = OPTIMIZER + LOADER + (
-    "import numpy, os, shutil\n"
+    "import bz2, numpy, os, shutil, tarfile\n"
     "from pathlib import Path\n"
     "from safetensors.torch import load_file, save_file\n"
     "folder = Path('out')\n"
@@ -243,6 +243,8 @@ WRITES = OPTIMIZER + LOADER + (
     "            torch.jit.load('script.pt')\n"
     "            numpy.savetxt('loss.txt', [step, step])\n"
     "            assert len(numpy.loadtxt('loss.txt')) == 2\n"
+    "            with tarfile.open('model.tar', 'w') as tar: tar.add('new.pt')\n"
+    "            with bz2.open('log.bz2', 'wt') as log: log.write('a line')\n"
     "            model.load_state_dict(torch.load('again.pt'))\n"
     "finally:\n"
     "    os.link('log.txt', 'log.bak')\n"  # this, chmod and utime change a file's st_ctime
@@ -282,7 +284,7 @@ def test_files_that_existed_are_neither_overwritten_moved_nor_deleted(tmp_path, 
     (tmp_path / "made" / "anew").mkdir(parents=True)
     names = [f"{name}.pt" for name in ("again", "copied", "latest", "linked", "moded", "old")]
     names += ["log.txt", "out/last.pt", "out/step-1/model.safetensors"]
-    names += ["exit.txt", "loss.txt", "made/anew/data.txt", "script.pt"]
+    names += ["exit.txt", "log.bz2", "loss.txt", "made/anew/data.txt", "model.tar", "script.pt"]
     before = {name: f"{name} of three weeks" for name in names}
     for name, text in before.items():
         (tmp_path / name).write_text(text)

@@ -114,7 +114,7 @@ def test_a_device_works_on_while_a_batch_is_loaded():
 
 def test_the_cpu_seconds_of_workers_that_ended_count():
     loader = TorchLoader(Waiting(size=20, seconds=0, happens=computes), 4, num_workers=1)
-    seen = trial.driven(trial.observe(loader, stepping=False, seconds=0.3), id)
+    seen = trial.driven(trial.observe(loader, stepping=False, seconds=0.6), id)
     assert seen.epochs > 2
     assert seen.cpu_per_batch > 0.006  # of 8 ms; the first workers' is not all measured
 

@@ -26,6 +26,7 @@ import pathlib
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection
@@ -78,7 +79,6 @@ class Scratch:
         scripted: Any = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined]
         accessor = getattr(pathlib, "_NormalAccessor", None)  # pathlib's own names, in Python 3.10
         for owner, name, function in (
-            (builtins, "open", self._open),
             (io, "open", self._open),
             (os, "remove", self._remove),
             (os, "unlink", self._remove),
@@ -91,8 +91,6 @@ class Scratch:
             (os, "mkdir", self._mkdir),
             (shutil, "rmtree", self._rmtree),
             (atexit, "register", self._register),
-            (np, "savetxt", self._at(np.savetxt, 0, "fname", self._writes)),
-            (np, "loadtxt", self._at(np.loadtxt, 0, "fname", self._reads)),
             (torch, "save", self._at(torch.save, 1, "f", self._writes)),
             (torch, "load", self._at(torch.load, 0, "f", self._reads)),
             (scripted, "save", self._at(scripted.save, 1, "f", self._writes)),
@@ -101,6 +99,13 @@ class Scratch:
             self._replace(owner, name, function)
             if owner in (io, os) and hasattr(accessor, name):
                 self._replace(accessor, name, staticmethod(function))
+        # builtins, and modules with a name of their own for it, such as tarfile.
+        for each in list(sys.modules.values()):
+            for name, value in list(getattr(each, "__dict__", {}).items()):
+                if value is self._real_open:
+                    self._replace(each, name, self._open)
+        openers: Any = np.lib._datasource._file_openers  # type: ignore[attr-defined]
+        self._undo.enter_context(mock.patch.dict(openers._file_openers, {None: self._open}))
         if importlib.util.find_spec("safetensors") is not None:
             module: Any = importlib.import_module("safetensors.torch")
             save, load = module.save_file, module.load_file
