@@ -21,6 +21,12 @@ def filled(*batches):
     return pool
 
 
+def watching(batch):
+    watched = placement.Placement()
+    watched.watch(batch)
+    return watched
+
+
 @pytest.mark.parametrize(("kilobytes", "kept"), [(1, 8), (4, 3), (100, 2)])
 def test_as_many_batches_are_kept_as_fit_into_memory_and_at_least_two(kilobytes, kept):
     pool = resident.Pool(most_bytes=36 << 10)
@@ -124,7 +130,8 @@ def test_of_batches_on_a_device_as_many_are_kept_as_fit(fit, kept, monkeypatch):
 def test_placement_sees_which_leaves_the_step_copies_away():
     batch = {"x": torch.zeros(2, 3), "lengths": torch.tensor([1, 2]), "y": torch.zeros(2)}
     static = torch.empty(2, device="meta")
-    with placement.Placement(batch) as watched:
+    watched = watching(batch)
+    with watched:
         batch["x"].to("meta", non_blocking=True)
         static.copy_(batch["y"])
         batch["x"].double()  # a copy, but not to another device
@@ -142,7 +149,8 @@ def test_placement_sees_which_leaves_the_step_copies_away():
 )
 def test_placement_sees_that_something_computed_from_the_batch_is_copied(derive):
     batch = {"x": torch.ones(2, 3)}
-    with placement.Placement(batch) as watched:
+    watched = watching(batch)
+    with watched:
         torch.zeros(7).to("meta")  # of the step's own
         assert not watched.derived
         derive(batch["x"]).to("meta")
@@ -162,7 +170,8 @@ def test_pinned_batches_stay_pinned_in_the_host_pool():
 @pytest.mark.gpu
 def test_placement_finds_the_cuda_device_of_a_real_step():
     batch = [torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64)]
-    with placement.Placement(batch) as watched:
+    watched = watching(batch)
+    with watched:
         x, y = (leaf.to("cuda", non_blocking=True) for leaf in batch)
         (x.sum() + y.sum()).item()
     assert [str(device) for device in watched.devices] == ["cuda:0", "cuda:0"]

@@ -62,9 +62,7 @@ class H5Session(Session):
     def epoch(self) -> Iterator[Batch]:
         """Iterate the loader once."""
         iterator = self._opened().epoch()
-        if self._batches is not None:
-            # Torch draws this seed at iter() anyway, so nothing more is drawn.
-            self._batches.begin(int(iterator._base_seed))  # type: ignore[attr-defined]
+        self._begin(iterator)
         return iterator
 
     def epoch_ahead(self) -> Ahead | None:
@@ -72,9 +70,8 @@ class H5Session(Session):
         if self._loader() is None:
             return None
         ahead = self._opened().epoch_ahead()
-        seed = getattr(ahead, "base_seed", None)
-        if seed is not None and self._batches is not None:
-            self._batches.begin(seed)
+        if ahead is not None:
+            self._begin(ahead.iterator)
         return ahead
 
     def close(self) -> None:
@@ -84,6 +81,11 @@ class H5Session(Session):
         if self._batches is not None:
             self._batches.close()
         self._inner = self._view = self._batches = self._dataset = None
+
+    def _begin(self, iterator: Any) -> None:
+        if self._batches is not None:
+            # Torch draws this seed at iter() anyway, so nothing more is drawn.
+            self._batches.begin(int(iterator._base_seed))
 
     def _opened(self) -> Session:
         loader = self._loader()

@@ -19,12 +19,10 @@ class GatherEpoch(Ahead):
 
     Attributes:
         iterator: torch's iterator, which has no workers.
-        base_seed: the seed for workers that torch drew at ``iter()``.
     """
 
     def __init__(self, iterator: _BaseDataLoaderIter) -> None:
         self.iterator = iterator
-        self.base_seed = int(iterator._base_seed)
         self._sampler = iterator._sampler_iter
         self._drawn: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
         self._cancelled = False

@@ -132,7 +132,6 @@ class WorkersEpoch(Ahead):
     Attributes:
         iterator: torch's iterator with its workers.
         all_drawn: whether the consumer has no more tasks to send.
-        base_seed: drawn by torch at ``iter()``; for persistent workers, when they were started.
     """
 
     def __init__(self, workers: AheadWorkers) -> None:
@@ -141,7 +140,6 @@ class WorkersEpoch(Ahead):
         self._sampler: Iterator[Any] | None = None
         self.all_drawn = True
         self._received = 0
-        self.base_seed = int(workers._base_seed)
         if workers._dataset_kind == torch.utils.data._DatasetKind.Map:
             # Torch sends a task for each result that it receives. Here the consumer sends them, so
             # torch gets an empty sampler. Tasks for iterable datasets need no sampler: torch sends

@@ -165,7 +165,7 @@ class Check:
 
     def report(self) -> Report:
         """Return what is known so far; the verdict is "inconclusive" until that is enough."""
-        analysis, placement = self._analysis(), self._first.placement
+        analysis = self._analysis()
         return summarise(
             analysis,
             self._loader,
@@ -174,7 +174,7 @@ class Check:
             launched=self._launched,
             rounds=len(self._rounds),
             finished=self.finished,
-            derived=placement is not None and placement.derived and not self._pool.transfers,
+            derived=self._first.placement.derived and not self._pool.transfers,
             batch=self._first.batch,
             seconds=self._seconds(),
             findings=self._settings.of(findings_of(self._facts(analysis))),

@@ -36,7 +36,7 @@ class FirstSteps:
     """Runs the first steps of a loop.
 
     Attributes:
-        placement: what was seen of the step's copies; None without an accelerator.
+        placement: what was seen of the step's copies; nothing without an accelerator.
         batch: one batch, described in a line.
         steps, seconds: how many first steps ran, and how long they took.
         segments: these steps one by one, the first 1,000 of them.
@@ -51,7 +51,7 @@ class FirstSteps:
         device: torch.device | None,
         only_epoch: bool,
     ) -> None:
-        self.placement: Placement | None = None
+        self.placement = Placement()
         self.batch = ""
         self.steps = 0
         self.seconds = 0.0
@@ -154,11 +154,7 @@ class FirstSteps:
         if self.steps > 2 * WARM_UP_STEPS:
             return (yield from blocks.give(batch))  # seen enough
         # A consumer that fetches ahead copies this batch only after it has asked for the next one.
-        if self.placement is None:
-            self.placement = Placement(batch)
-        else:
-            self.placement.watch(batch)
-        self.placement.used.update(leaf.device for leaf in leaves(batch))
+        self.placement.watch(batch)
         try:
             with self.placement:
                 return (yield from blocks.give(batch))
@@ -170,9 +166,7 @@ class FirstSteps:
 
     def _devices_in_use(self) -> list[torch.device]:
         """Return the devices that the step was seen to copy to or compute on."""
-        used = {self._pool.device}
-        if self.placement is not None:
-            used |= self.placement.used
+        used = {self._pool.device, *self.placement.used}
         on = {device for device in used if device.type not in ("cpu", "meta")}
         if not on and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             # The inside of a compiled step is not seen.

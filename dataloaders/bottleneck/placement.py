@@ -14,18 +14,22 @@ from dataloaders.findings.watch import Onlooker
 class Placement(Onlooker):  # type: ignore[no-untyped-call]
     """Notices to which device the step copies each leaf of its batch."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._storages = [[_storage_key(leaf) for leaf in leaves(batch)]]
+        self._places: dict[int | None, set[int]] = {}  # numbers of leaves, by their storage's key
         self._computed: dict[int, torch.Tensor] = {}  # kept alive: no other tensor gets their key
         # Where each leaf was copied to; None if it was not (lengths often stay on the CPU).
-        self.devices: list[torch.device | None] = [None] * len(self._storages[0])
-        self.used: set[torch.device] = set()  # where the step made tensors, except on the CPU
+        self.devices: list[torch.device | None] = []
+        self.used: set[torch.device] = set()  # of batches, and where the step made tensors
         self.derived = False  # whether it copied something that it computed from the batch
 
     def watch(self, batch: Batch) -> None:
         """Notice copies of one more batch: the loop may fetch batches ahead of the step."""
-        self._storages.append([_storage_key(leaf) for leaf in leaves(batch)])
+        tensors = list(leaves(batch))
+        self.used.update(leaf.device for leaf in tensors)
+        self.devices = self.devices or [None] * len(tensors)
+        for index, leaf in enumerate(tensors[: len(self.devices)]):
+            self._places.setdefault(_storage_key(leaf), set()).add(index)
 
     def __exit__(self, *exception: Any) -> None:
         self._computed.clear()
@@ -45,12 +49,7 @@ class Placement(Onlooker):  # type: ignore[no-untyped-call]
         key = _storage_key(source)
         if key is None:
             return
-        places = [
-            index
-            for storages in self._storages
-            for index, storage in enumerate(storages[: len(self.devices)])
-            if storage == key
-        ]
+        places = self._places.get(key, set())
         if not places and key not in self._computed:
             return
         for leaf in made:

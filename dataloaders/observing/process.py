@@ -74,13 +74,12 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
         answer = _answer(loader_of_one, limit_s)
     except Exception as error:
         raise _unobserved(name, error, limit_s) from error
-    if answer.raised is not None:
-        answer.raised.reraise()  # type: ignore[no-untyped-call]
-    if answer.unpicklable:
-        raise Unobserved(
-            f"the facts about {name} cannot be sent between processes ({answer.unpicklable})"
-        )
-    return pickle.loads(answer.facts)  # type: ignore[no-any-return]
+    if isinstance(answer, str):
+        raise Unobserved(f"the facts about {name} cannot be sent between processes ({answer})")
+    raised, facts = pickle.loads(answer)
+    if raised is not None:
+        raised.reraise()
+    return facts  # type: ignore[no-any-return]
 
 
 def started_quietly(iterate: Callable[[], T]) -> T:
@@ -104,35 +103,27 @@ def worker_of(dataset: Any, multiprocessing_context: Any = None) -> DataLoader[A
     )
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What ``look`` returned, pickled; or what it raised; or why it cannot be pickled.
+@dataclass(eq=False)
+class _Looking:
+    """A dataset of one sample: what ``look`` raised and returned, pickled, or why it cannot be.
 
     Bytes, because tensors would be sent through shared memory, of which there may be too little.
     """
 
-    facts: bytes = b""
-    raised: ExceptionWrapper | None = None
-    unpicklable: str = ""
-
-
-@dataclass(eq=False)
-class _Looking:
-    """A dataset of one sample, the answer."""
-
     dataset: Any
     look: Callable[[Any], Any]
 
-    def __getitem__(self, index: int) -> _Answer:
+    def __getitem__(self, index: int) -> bytes | str:
+        raised = facts = None
         try:
             facts = self.look(self.dataset)
         except Exception:
             where = "in the process that observes a dataset"
-            return _Answer(raised=ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
+            raised = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
         try:
-            return _Answer(pickle.dumps(facts))
+            return pickle.dumps((raised, facts))
         except Exception as error:  # pickling may fail in any way
-            return _Answer(unpicklable=one_line(error))
+            return one_line(error)
 
 
 @dataclass(frozen=True)
@@ -166,7 +157,7 @@ class Start:
             self.worker_init_fn(worker_id)
 
 
-def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> _Answer:
+def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> bytes | str:
     """Return the answer of the only worker, which has ended when this returns or raises."""
     iterator: Any = None
     try:
@@ -174,7 +165,7 @@ def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> _Answer:
         until = time.monotonic() + limit_s
         while True:
             try:
-                answer: _Answer = next(iterator)
+                answer: bytes | str = next(iterator)
                 return answer
             except RuntimeError as error:
                 if "timed out" not in str(error) or time.monotonic() >= until:
