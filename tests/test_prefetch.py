@@ -324,6 +324,33 @@ def test_an_older_iterator_takes_no_batch_of_a_newer_one():
     assert [batch.tolist() for batch in newer] == whole[1:]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loops_of_several_threads_begin_together_and_go_on_in_step(workers):
+    class Order(list):
+        def __iter__(self):  # called by iter(loader)
+            time.sleep(0.05)
+            return super().__iter__()
+
+    order = Order([[0, 1], [2, 3], [4, 5], [6, 7]])
+    rows = TensorDataset(torch.arange(8))
+    loader = DataLoader(rows, batch_sampler=order, num_workers=workers, backend="prefetch")
+    assert len(list(loader)) == 4  # the session is open
+    each, seen = threading.Barrier(2, timeout=30), []
+
+    def loop():
+        each.wait()
+        for (batch,) in loader:
+            seen.append(batch.tolist())
+            each.wait()
+
+    loops = [threading.Thread(target=loop) for _ in range(2)]
+    for one in loops:
+        one.start()
+    for one in loops:
+        one.join()
+    assert sorted(seen) == sorted(2 * order)
+
+
 def test_frameworks_can_shut_the_workers_down_where_torch_keeps_them():
     loader, processes = DataLoader(MapDataset(tensor_sample), **KEPT), children()
     whole = list(loader)

@@ -8,6 +8,7 @@ epoch() ──> specification (the loader, with changed attributes) ──> inne
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -48,6 +49,7 @@ class PrefetchSession(Session):
         self._refresh(loader, device)
         self._inner = inner.open(self._specification)
         self._pipeline: _Pipeline | None = None
+        self._beginning = threading.RLock()  # a loop in another thread begins after this one
         self._warned = False
 
     def epoch(self) -> Iterator[Batch]:
@@ -57,19 +59,22 @@ class PrefetchSession(Session):
             raise RuntimeError("this session's loader is gone: keep it while iterating")
         device = device_of(self._options, loader)
         self._warn_of_default(loader, device)
-        self._refresh(loader, device)
-        pipeline = self._free_pipeline(device)
+        with self._beginning:
+            self._refresh(loader, device)
+            pipeline = self._free_pipeline(device)
+            batches = self._begun(pipeline, loader.timeout)
+            self._show_workers(loader)
+            pipeline.batches = weakref.ref(batches)
+        return batches
+
+    def _begun(self, pipeline: _Pipeline, timeout: float) -> PrefetchedEpoch | SynchronousEpoch:
         source = self._inner.epoch_ahead()
-        batches: PrefetchedEpoch | SynchronousEpoch
         if source is None:
             pipeline.transfer.start()
-            batches = SynchronousEpoch(self._inner.epoch(), pipeline.transfer, self._inner)
-        else:
-            epoch = Epoch(source, pipeline.transfer)
-            batches = PrefetchedEpoch(source, epoch, pipeline.transfer, self._inner, loader.timeout)
-            pipeline.thread.begin(epoch)
-        self._show_workers(loader)
-        pipeline.batches = weakref.ref(batches)
+            return SynchronousEpoch(self._inner.epoch(), pipeline.transfer, self._inner)
+        epoch = Epoch(source, pipeline.transfer)
+        batches = PrefetchedEpoch(source, epoch, pipeline.transfer, self._inner, timeout)
+        pipeline.thread.begin(epoch)
         return batches
 
     def close(self) -> None:
