@@ -28,7 +28,7 @@ from dataloaders.errors import BackendWarning, OptionError
 from helpers.compare import assert_same
 from helpers.contract import Unloadable, fails_at_five, hangs
 from helpers.datasets import MapDataset, ShortStream, integer_sample, tensor_sample
-from helpers.processes import Held, becomes_true, children, wait_until_gone
+from helpers.processes import Held, becomes_true, children, is_true_in_a_fork, wait_until_gone
 
 THREAD = "dataloaders-prefetch"
 TorchLoader = torch.utils.data.DataLoader
@@ -349,6 +349,23 @@ def test_loops_of_several_threads_begin_together_and_go_on_in_step(workers):
     for one in loops:
         one.join()
     assert sorted(seen) == sorted(2 * order)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_forked_process_cannot_go_on_with_an_iterator(workers):
+    rows = TensorDataset(torch.arange(24))
+    batches = iter(DataLoader(rows, 4, num_workers=workers, backend="prefetch"))
+    whole = next(batches)[0].tolist()
+
+    def child():
+        with pytest.raises(RuntimeError, match=r"in a forked process .* iter\(loader\)"):
+            next(batches)
+        return True
+
+    assert is_true_in_a_fork(child)
+    for (batch,) in batches:
+        whole += batch.tolist()
+    assert whole == list(range(24))
 
 
 def test_frameworks_can_shut_the_workers_down_where_torch_keeps_them():

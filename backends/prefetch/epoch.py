@@ -58,6 +58,7 @@ class PrefetchedEpoch:
         source = self._source
         if source is None:
             raise StopIteration
+        self._epoch.check_process()
         first, self._first = self._first, 0
         if first:
             source.supply(first)

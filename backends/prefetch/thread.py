@@ -35,6 +35,12 @@ _NO_WORKERS = (
 )
 
 
+_FORKED = (
+    "this iterator belongs to the process that began it, whose thread takes its batches: in a "
+    "forked process begin another one, with iter(loader)"
+)
+
+
 class Failed:
     """Holds the error that was raised instead of a batch."""
 
@@ -68,6 +74,11 @@ class Epoch:
         self._free_slots: SimpleQueue[None] = SimpleQueue()
         for _ in range(transfer.slots):
             self._free_slots.put(None)
+
+    def check_process(self) -> None:
+        """Raise RuntimeError in a forked process, which has no such thread."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(_FORKED)
 
     def free_slot(self) -> None:
         """Let the thread take one batch more."""
