@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 
 from bench.check.known_work import burn
 from bench.check.played import Loop, PlayedClock, VirtualTime
-from bench.check.verdicts import judge
 from bench.check.workloads import WORKLOADS, accepted
 from dataloaders.bottleneck import Check, check_bottleneck
 from dataloaders.measuring.clocks import DeviceClock, HostClock, clock_of, cpu_seconds
@@ -22,25 +21,6 @@ def checked(loop, budget_s=30):
     loader, step = loop.made(VirtualTime())
     device = "meta" if loop.nbytes and not loop.ahead else None
     return check_bottleneck(loader, step, budget_s=budget_s, device=device, clock=step.clock)
-
-
-@pytest.mark.parametrize(
-    ("loop", "truth"),
-    [
-        (Loop((0.06,), (0.1,), host_s=0.015, queue=2), 1.0),
-        (Loop((0.2,), (0.1,), host_s=0.015, queue=2), 2.15),
-        (Loop((0.01,), (0.03,), item_every=1), 4 / 3),
-        (Loop((0.004,), (0.0005,), launches=20, host_s=0.002), 1.1),
-        (Loop((0.001,), (0.03,), nbytes=10**8), 4 / 3),
-        (Loop((0.001,), (0.03,), nbytes=10**8, ahead=1), 1.0),
-        (Loop((0.04,), (0.03,), nbytes=10**8, pinned=False), 5 / 3),
-        (Loop((0.03,), (0.02,), side_s=0.04), 1.0),
-        (Loop((0.07,), (0.02,), workers=2), 1.75),
-        (Loop((0.06,), (0.01,), workers=2, host_s=0.02, slowed=1.5), 1.5),
-    ],
-)
-def test_the_truth_of_a_simulated_device_follows_from_its_durations(loop, truth):
-    assert loop.truth() == pytest.approx(truth, rel=1e-3)
 
 
 @pytest.mark.parametrize("workload", PLAYED, ids=lambda workload: workload.name)
@@ -68,15 +48,6 @@ def test_what_a_step_loses_to_launches(kernels, host_s, launches, lost):
     assert report.verdict == "step-bound"
     assert report.stalls["launch"].estimate == pytest.approx(lost, abs=2e-3)
     assert any("launch less" in said for said in report.advice) == (lost > 0)
-
-
-def test_a_verdict_is_judged_by_the_gap():
-    for workload in WORKLOADS.values():
-        assert judge(workload, 1.10, "step-bound") == judge(workload, 1.0, "input-bound") == "wrong"
-        assert judge(workload, 1.10, "inconclusive") == "inconclusive"
-        assert {judge(workload, 1.2, cause) for cause in workload.causes} == {"right"}
-    found = [judge(WORKLOADS["slower_5"], 1.05, f"{kind}-bound") for kind in ("step", "transfer")]
-    assert found == ["right", "wrong"]
 
 
 @pytest.mark.parametrize("threads", [1, 4])

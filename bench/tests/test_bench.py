@@ -12,6 +12,9 @@ import torch
 
 from bench import gpu
 from bench.__main__ import main
+from bench.check.played import Loop
+from bench.check.verdicts import judge
+from bench.check.workloads import WORKLOADS
 from bench.harness import (
     RESULTS,
     Case,
@@ -89,6 +92,37 @@ def test_the_command_line(capsys):
     assert "stock_gather\n  What does" in capsys.readouterr().out
     assert main(["no_such_case", "--tiny"]) == 2
     assert "no case is called no_such_case; the names are: " in capsys.readouterr().out
+
+
+# The truth of a verdict
+
+
+@pytest.mark.parametrize(
+    ("loop", "truth"),
+    [
+        (Loop((0.06,), (0.1,), host_s=0.015, queue=2), 1.0),
+        (Loop((0.2,), (0.1,), host_s=0.015, queue=2), 2.15),
+        (Loop((0.01,), (0.03,), item_every=1), 4 / 3),
+        (Loop((0.004,), (0.0005,), launches=20, host_s=0.002), 1.1),
+        (Loop((0.001,), (0.03,), nbytes=10**8), 4 / 3),
+        (Loop((0.001,), (0.03,), nbytes=10**8, ahead=1), 1.0),
+        (Loop((0.04,), (0.03,), nbytes=10**8, pinned=False), 5 / 3),
+        (Loop((0.03,), (0.02,), side_s=0.04), 1.0),
+        (Loop((0.07,), (0.02,), workers=2), 1.75),
+        (Loop((0.06,), (0.01,), workers=2, host_s=0.02, slowed=1.5), 1.5),
+    ],
+)
+def test_the_truth_of_a_simulated_device_follows_from_its_durations(loop, truth):
+    assert loop.truth() == pytest.approx(truth, rel=1e-3)
+
+
+def test_a_verdict_is_judged_by_the_gap():
+    for workload in WORKLOADS.values():
+        assert judge(workload, 1.10, "step-bound") == judge(workload, 1.0, "input-bound") == "wrong"
+        assert judge(workload, 1.10, "inconclusive") == "inconclusive"
+        assert {judge(workload, 1.2, cause) for cause in workload.causes} == {"right"}
+    found = [judge(WORKLOADS["slower_5"], 1.05, f"{kind}-bound") for kind in ("step", "transfer")]
+    assert found == ["right", "wrong"]
 
 
 # Tables in the docs
