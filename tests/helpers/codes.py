@@ -42,9 +42,9 @@ def grey(index: int) -> Any:
     return Image.open(path(index % 5, "PNG", "L"))
 
 
-def chain(name: str, *steps: Any, how: str = "all", compose: Any = v1.Compose) -> None:
-    transform = compose(list(steps))
-    CODES[name] = (lambda index: transform(rgb(index))), how
+def chain(name: str, *steps: Any) -> None:
+    transform = v1.Compose(list(steps))
+    CODES[name] = (lambda index: transform(rgb(index))), "all"
 
 
 tail = v1.ToTensor(), v1.Normalize(MEAN, STD)

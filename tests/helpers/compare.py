@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import torch
 
 @dataclasses.dataclass
 class Epochs:
-    """What a few epochs over a loader gave.
+    """What two epochs over a loader gave.
 
     Attributes:
         batches: for each epoch, its batches.
@@ -46,11 +47,11 @@ def generator_states(loader: Any = None) -> list[Any]:
     ]
 
 
-def run_epochs(loader: Any, epochs: int = 2) -> Epochs:
-    """Seed everything, then iterate ``loader``."""
+def run_epochs(loader: Any) -> Epochs:
+    """Seed everything, then iterate ``loader`` twice."""
     seed_everything()
     batches, states = [], []
-    for _ in range(epochs):
+    for _ in range(2):
         batches.append(list(loader))
         states.append(generator_states(loader))
     with warnings.catch_warnings():
@@ -191,16 +192,14 @@ def _form_of_image(image: Any) -> tuple[Any, ...]:
     return (image.mode, image.size, *palette, image.tobytes())
 
 
-def structure(batch: Any) -> Any:
-    """Types, keys, dtypes and numbers of dimensions of ``batch``, without sizes and values."""
-    if isinstance(batch, torch.Tensor):
-        return (batch.dtype, batch.ndim)
-    if isinstance(batch, Mapping):
-        return (type(batch), {key: structure(value) for key, value in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return (type(batch), [structure(value) for value in batch])
-    if isinstance(batch, (list, tuple)):  # of strings or samples: as long as their batch
-        return (type(batch), {str(structure(value)) for value in batch})
-    if dataclasses.is_dataclass(batch):
-        return (type(batch), structure(vars(batch)))
-    return type(batch)
+def structure(batch: Any) -> frozenset[Any]:
+    """Return types, keys, dtypes and dimensions in ``batch``, without lengths, sizes and values."""
+    return frozenset(
+        (
+            re.sub(r"\[\d+\]", "[]", where),
+            type(part),
+            getattr(part, "dtype", None),
+            getattr(part, "ndim", None),
+        )
+        for where, part, _ in _parts(batch, "", _Compared())
+    )

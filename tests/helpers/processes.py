@@ -19,6 +19,9 @@ import psutil
 
 from . import warm
 
+PATIENCE_S = 20
+"""How long tests wait for what has to come, such as the end of a process."""
+
 
 def run_script(
     folder: Path,
@@ -44,15 +47,15 @@ def run_script(
     return warm.run(arguments, cwd=folder, env=variables, python=python, status=status)
 
 
-def wait_until_gone(pids: list[int], timeout: float = 10) -> list[int]:
-    """Wait for each process to end; return those still there after ``timeout`` seconds."""
+def wait_until_gone(pids: list[int]) -> list[int]:
+    """Wait for each process to end; return those still there after `PATIENCE_S`."""
     processes = []
     for pid in pids:
         try:
             processes.append(psutil.Process(pid))
         except psutil.NoSuchProcess:
             continue
-    _, alive = psutil.wait_procs(processes, timeout=timeout)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     return [process.pid for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -106,19 +109,18 @@ class Held:
         shared = frozenset(path.name for path in Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
         return cls(frozenset(children()), threads, files, shared)
 
-    def left_behind(self, timeout: float = 10) -> list[str]:
+    def left_behind(self) -> list[str]:
         """Return the threads and processes that are new since then, after time to end.
 
         Does not call the garbage collector.
         """
-        deadline = time.monotonic() + timeout
-        while True:
-            new = [t for t in threading.enumerate() if t.ident not in self.threads]
-            if not new or time.monotonic() > deadline:
-                break
-            new[0].join(0.01)
-        alive = wait_until_gone(list(children() - self.processes), timeout)
-        return [f"thread {thread.name}" for thread in new] + [f"process {pid}" for pid in alive]
+
+        def new() -> list[threading.Thread]:
+            return [each for each in threading.enumerate() if each.ident not in self.threads]
+
+        becomes_true(lambda: not new())
+        alive = wait_until_gone(list(children() - self.processes))
+        return [f"thread {thread.name}" for thread in new()] + [f"process {pid}" for pid in alive]
 
 
 def open_files() -> int:
@@ -145,9 +147,9 @@ def takes_less_than(nbytes: int) -> Iterator[None]:
         tracemalloc.stop()
 
 
-def becomes_true(condition: Callable[[], object], seconds: float = 20) -> bool:
-    """Return whether ``condition`` becomes true within ``seconds``."""
-    deadline = time.monotonic() + seconds
+def becomes_true(condition: Callable[[], object]) -> bool:
+    """Return whether ``condition`` becomes true within `PATIENCE_S`."""
+    deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.002)
     return bool(found)
