@@ -32,7 +32,7 @@ from dataloaders.cache.build.parts import (
 )
 from dataloaders.cache.build.progress import BuildProgress, Pace
 from dataloaders.cache.build.rows import other_structure
-from dataloaders.cache.build.source import Options, Source, warn_of_versions
+from dataloaders.cache.build.source import ONE_FILE_BYTES, Options, Source, warn_of_versions
 from dataloaders.cache.build.workers import make_parts
 from dataloaders.cache.format.codecs import refuse_missing
 from dataloaders.cache.format.compress import Compressed
@@ -151,9 +151,7 @@ def estimate(
 ) -> Estimate:
     """Estimate what `precompute` will take. Reads a few samples and writes nothing."""
     options = {n: each for n, each in locals().items() if n not in ("dataset", "path")}
-    source = Source(dataset, Options(**options))
-    one_file = source.is_small if single_file is None else single_file
-    return source.estimate(target_of(path).parent, one_file)
+    return Source(dataset, Options(**options)).estimate(target_of(path).parent)
 
 
 class _Builder:
@@ -161,6 +159,7 @@ class _Builder:
 
     def __init__(self, source: Source, path: Path) -> None:
         self.source, self.path, self.folder = source, path, BuildFolder(path)
+        self._watched = BuildFolder(path)  # of a build that another process has begun
         self._options = source.options
         self._is_alone = source.options.shard is None
         self._is_apart = not (self._is_alone or source.options.wait)
@@ -252,7 +251,7 @@ class _Builder:
             return
         if not (is_first or missing_in(samples, parts)):
             return
-        expected = self.source.estimate(self.path.parent, self._one_file)
+        expected = self.source.estimate(self.path.parent)
         if is_first:
             # Ranks that wait for each other write into one folder: all need room in it.
             whole = range(self.source.length) if self._options.wait else samples
@@ -325,8 +324,8 @@ class _Builder:
                 begun = None
             elif begun is None and self.path.exists() and not options.overwrite:
                 what = f"{self.path} lacks parts, and is"
-                begun = {"of": Index.parse(str(self.path)).fingerprint, "one_file": False}
-            changed = [] if begun is None else source.changed(begun["of"], "when it was begun")
+                begun = Index.parse(str(self.path)).fingerprint
+            changed = [] if begun is None else source.changed(begun, "when it was begun")
             if changed and not options.overwrite:
                 raise CacheError(
                     f"{what} of something else; {'; '.join(changed)}. Pass "
@@ -334,17 +333,11 @@ class _Builder:
                     "go on"
                 )
             if begun is not None and not changed:
-                warn_of_versions(begun["of"], folder.path)
-                folder.begin(begun["of"], begun["one_file"])
+                warn_of_versions(begun, folder.path)
+                folder.begin(begun)
             else:
-                folder.begin(source.new_fingerprint(), source.is_small)
+                folder.begin(source.new_fingerprint())
         return True
-
-    @property
-    def _one_file(self) -> bool:
-        """Whether the parts become one file."""
-        single = self._options.single_file
-        return self.folder.one_file if single is None else single
 
     def _finish(self, parts: list[Part]) -> None:
         """Make the cache of all parts, and remove what it does not need."""
@@ -360,17 +353,20 @@ class _Builder:
                 f"none of the {self.source.length} samples could be read; the first failed with "
                 f"{why!r} (sample {number})"
             )
+        one_file = self._options.single_file
+        if one_file is None:
+            one_file = sum(part.index.file_bytes for part in parts) <= ONE_FILE_BYTES
         if len(parts) == 1:
             parts[0].path.rename(self.path)
+            one_file = True
         else:
             pace = Pace(range(self.source.length))
 
             def report(done: int, whole: int) -> None:
                 self._report(pace.assembling(done, whole))
 
-            combined(self.path, parts, one_file=self._one_file, progress=report)
-        is_whole = self._one_file or len(parts) == 1
-        self.folder.keep_only([] if is_whole else [part.path for part in parts])
+            combined(self.path, parts, one_file=one_file, progress=report)
+        self.folder.keep_only([] if one_file else [part.path for part in parts])
 
     def _own_cache(self) -> Path:
         """Return a cache of the parts that begin with a sample of this rank, beside them.
@@ -396,9 +392,11 @@ class _Builder:
         if 0 <= seconds - self._reported < _REPORT_S:
             return
         self._reported = seconds
-        folder = self.folder
-        parts = folder.finished() if folder.length or folder.watch() else []
+        # `self.folder` would go on with the build that it knows, which may be of something else.
+        folder = self.folder if self.folder.fingerprint else self._watched
+        folder.fingerprint = folder.fingerprint or folder.begun() or {}
         samples = range(folder.length)
+        parts = folder.finished() if samples else []
         left = {
             rank
             for rank in range(self._of if samples else 0)

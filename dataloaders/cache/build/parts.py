@@ -108,13 +108,11 @@ class BuildFolder:
         path: of the folder.
         fingerprint: of the build: what each of its parts says of itself; empty while it is not
             known what is built.
-        one_file: whether the samples take so little that their parts become one file.
     """
 
     def __init__(self, target: Path) -> None:
         self._target, self.path = target, parts_folder(target)
         self.fingerprint: dict[str, Any] = {}
-        self.one_file = False
         self._settings = self.path / "build.json"
         self._known: dict[Path, tuple[tuple[int, int], Part | None]] = {}
 
@@ -124,13 +122,13 @@ class BuildFolder:
         length: int = self.fingerprint.get("length", 0)
         return length
 
-    def begin(self, fingerprint: Mapping[str, Any], one_file: bool) -> None:
-        """Begin a build with these settings, as `begun` returns them, or continue it.
+    def begin(self, fingerprint: Mapping[str, Any]) -> None:
+        """Begin the build with this fingerprint, or continue it.
 
         Raises:
             CacheError: the disk is full.
         """
-        now = json.loads(json.dumps({"of": fingerprint, "one_file": one_file}))
+        now = json.loads(json.dumps(fingerprint))
         if now != self.begun():
             with writing(self.path.parent):
                 self.path.mkdir(exist_ok=True)
@@ -138,11 +136,7 @@ class BuildFolder:
                 unfinished.write_text(json.dumps(now))
                 unfinished.rename(self._settings)
                 sync(self.path.parent)
-        self._take(now)
-
-    def _take(self, settings: Mapping[str, Any]) -> None:
-        self._known = {}
-        self.fingerprint, self.one_file = settings["of"], settings["one_file"]
+        self.fingerprint, self._known = now, {}
 
     def part_path(self, first: int) -> Path:
         """Return where the part that begins with this sample stands."""
@@ -160,22 +154,22 @@ class BuildFolder:
         return part
 
     def begun(self) -> dict[str, Any] | None:
-        """Return the settings of the unfinished build; None: there is none that can be read."""
+        """Return the fingerprint of the unfinished build; None: there is none that can be read."""
         try:
             found: dict[str, Any] = json.loads(self._settings.read_text())
-            good = type(found["of"]["length"]) is int and type(found["one_file"]) is bool
+            good = type(found["length"]) is int
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
         return found if good else None
 
     def is_left(self, begun: Mapping[str, Any] | None) -> bool:
-        """Return whether the build with these settings was killed after it had made its cache.
+        """Return whether the build with this fingerprint was killed after it had made its cache.
 
         Otherwise the cache that is there is the one that the build is to replace.
         """
         with suppress(CacheError):  # there is none; or it is no cache
             made = Index.parse(str(self._target)).fingerprint.get("build")
-            return begun is not None and made == begun["of"].get("build")
+            return begun is not None and made == begun.get("build")
         return False
 
     def finished(self, samples: range | None = None) -> list[Part]:
@@ -194,12 +188,6 @@ class BuildFolder:
             if is_wanted or not self.length:
                 found.append(part)
         return found
-
-    def watch(self) -> bool:
-        """Have `finished` know the parts of the build that another process has begun, if any."""
-        if before := self.begun():
-            self._take(before)
-        return before is not None
 
     def keep_only(self, kept: Iterable[Path]) -> None:
         """End the build: remove all of its files but these, and the folder if nothing is left.

@@ -39,10 +39,12 @@ from dataloaders.machine.resources import available_memory, machine_cores, ranks
 from dataloaders.observing import Unobserved, held, observe, worker_of
 from dataloaders.options import option
 
-_ONE_FILE_BYTES = 128 << 20  # parts that take less together are put into one file
 _MOST_SMALL_PARTS, _SMALL_PART_SECONDS = 64, 1.0  # of what becomes one file
 _BYTES_PER_WORKER = 2 * PART_BYTES + (300 << 20)
 _FEW_SECONDS = 2.0
+
+ONE_FILE_BYTES = 128 << 20
+"""Parts that take no more than this together become one file."""
 
 _PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
 """By the name of a fingerprint's entry, the package whose version it is."""
@@ -213,8 +215,8 @@ class Source:
 
     @property
     def is_small(self) -> bool:
-        """Whether all samples take so little that their parts become one file."""
-        return self.study.found.row_bytes * self.length <= _ONE_FILE_BYTES
+        """Whether all samples will take so little that their parts become one file."""
+        return self.study.found.row_bytes * self.length <= ONE_FILE_BYTES
 
     @property
     def workers(self) -> int:
@@ -251,10 +253,12 @@ class Source:
             about,
         )
 
-    def estimate(self, folder: Path, one_file: bool) -> Estimate:
+    def estimate(self, folder: Path) -> Estimate:
         """Return what building this rank's samples in ``folder`` will take."""
         found, samples = self.study.found, len(self.samples)
-        waits = self.options.shard is None or self.options.wait
+        waits, one_file = self.options.shard is None or self.options.wait, self.options.single_file
+        if one_file is None:
+            one_file = self.is_small
         size = round(found.row_bytes * samples)
         is_copied = one_file and waits and self.rows_of_part < self.length
         return Estimate(
