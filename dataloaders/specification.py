@@ -17,6 +17,7 @@ __all__ = [
     "generators_of",
     "own_iteration",
     "sampling_of",
+    "size_of_batches",
     "state_of",
     "view_of",
 ]
@@ -38,6 +39,13 @@ def batches_in(loader: Any) -> int | None:
         return len(loader)
     except (AttributeError, TypeError, NotImplementedError):
         return None
+
+
+def size_of_batches(loader: DataLoader[Any]) -> int | None:
+    """Return how many samples a batch has that is not the last one; None if not known."""
+    batch_sampler = loader.batch_sampler
+    size = loader.batch_size or getattr(batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) else None
 
 
 def check_device(device: Any, given: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import default_collate
 
 from dataloaders.batches import tree
 from helpers.compare import assert_same, tensors_in
@@ -76,6 +77,25 @@ def containers(inner):
 
 
 nestings = st.recursive(tensors | plain, containers, max_leaves=12)
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [
+        default_collate,
+        list,
+        lambda samples: tuple(zip(*samples, strict=True)),
+        lambda samples: {"images": [image for image, _ in samples], "names": None},
+        lambda samples: [{"image": image, "label": label} for image, label in samples],
+    ],
+)
+def test_samples_are_counted_in_tensors_and_in_lists_of_a_short_batch_too(collate):
+    samples = [(torch.ones(3, 5 + (collate is not default_collate) * i), i) for i in range(8)]
+    count = tree.counter_of_samples(collate(samples), 8)
+    assert [count(collate(samples[:some])) for some in (8, 5, 3, 1)] == [8, 5, 3, 1]
+    assert tree.counter_of_samples(torch.ones(4, 2), 8)(torch.ones(3, 2)) == 3
+    assert tree.counter_of_samples([torch.ones(4, 2)], None)([torch.ones(3, 2)]) == 3
+    assert count([]) is None
 
 
 @given(nestings)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,13 +85,65 @@ def test_the_fastest_is_the_smallest_that_is_near_the_best():
     assert (probe.largest, probe.fastest) == (32, 16)
 
 
+LISTS = """
+import torch
+from torch.utils.data import DataLoader
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+images = [torch.ones(3, 4) for _ in range(40)]
+for epoch in range(9):
+    for batch in DataLoader(images, batch_size=8, collate_fn=list):
+        assert {image.shape for image in batch} == {(3, 4)}
+        model(torch.stack(batch)).sum().backward()
+        optimizer.step()
+"""
+
+LIMITED = """
+import resource, sys, torch
+from torch.utils.data import DataLoader
+
+model = torch.nn.Linear(1 << 20, 1)  # 4 MiB a sample
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (in_use + (256 << 20),) * 2)
+for epoch in range(9):
+    for batch in DataLoader(torch.ones(40, 1), batch_size=8):
+        model(batch.expand(len(batch), 1 << 20).contiguous()).sum().backward()
+        optimizer.step()
+"""
+
+
+def probed(folder, text, *options):
+    """What ``dataloaders probe`` of a script writes and prints."""
+    (folder / "train.py").write_text(text)
+    words = ["-m", "dataloaders", "probe", "--budget", "0.01", "--json", "probe.json", *options]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = warm.run([*words, "train.py"], cwd=folder, env=env, timeout=100)
+    return json.loads((folder / "probe.json").read_text()), done
+
+
+def test_a_batch_that_is_a_list_grows_by_samples(tmp_path):
+    report, _ = probed(tmp_path, LISTS, "--most", "20")
+    assert [one["batch_size"] for one in report["trials"]] == [8, 16, 20]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space so")
+def test_a_script_under_a_memory_limit_ends_cleanly_at_the_largest_batch(tmp_path):
+    report, done = probed(tmp_path, LIMITED)
+    assert 8 <= report["largest"] < 64  # 64 samples of 4 MiB are 256 MiB
+    assert any("memory" in (one["why_not"] or "") for one in report["trials"])
+    assert f"largest that fits: {report['largest']}" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
 SCRIPT = """
 import os, sys, torch
 from torch.utils.data import DataLoader
 
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-padded = [torch.ones(2, 5 + i % 8) for i in range(32)]
+padded = [torch.ones(2, 5 + i // 4) for i in range(32)]
 for batch in DataLoader(padded, batch_size=None):
     print("length", batch.shape[1], flush=True)
     if len(batch) > 3:
@@ -114,11 +167,7 @@ for batch in DataLoader(padded, batch_size=None):
 def test_a_script_is_restarted_until_the_largest_batch_is_known(
     how, options, sizes, largest, tmp_path
 ):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    words = ["-m", "dataloaders", "probe", "--budget", "0.01", "--json", "probe.json", *options]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = warm.run([*words, "train.py", how], cwd=tmp_path, env=env, timeout=100)
-    report = json.loads((tmp_path / "probe.json").read_text())
+    report, done = probed(tmp_path, SCRIPT.replace("sys.argv[1]", repr(how)), *options)
     assert [one["batch_size"] for one in report["trials"]] == sizes
     assert report["largest"] == largest
     assert f"largest that fits: {largest}" in done.stdout

@@ -34,7 +34,7 @@ reports = st.builds(
     advice=st.lists(texts, max_size=3).map(tuple),
     seconds=seconds,
     machine=st.dictionaries(texts, texts, max_size=3),
-    timeline=st.builds(lambda *step: {"real": (Step(*step),)}, *[seconds] * 3),
+    timeline=st.builds(lambda *step: {"real": (Step(*step),)}, *[seconds] * 4),
 )
 
 
@@ -61,9 +61,11 @@ def test_fields_that_an_earlier_version_did_not_write_keep_their_defaults(tmp_pa
     path = tmp_path / "report.json"
     report = a_report()
     data = json.loads(report.to_json())
-    del data["waits"], data["timeline"]
+    del data["waits"]
+    data["timeline"] = {"real": [[1.0, 2.0, 3.0]]}
     path.write_text(json.dumps(data))
-    assert Report.from_json(path) == replace(report, waits=None, timeline={})
+    timeline = {"real": (Step(1.0, 2.0, 3.0, 0.0),)}
+    assert Report.from_json(path) == replace(report, waits=None, timeline=timeline)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,28 @@ def test_the_timeline_has_the_measured_steps_of_each_arm_and_is_a_trace(measured
         assert {one["name"] for one in own} == ({"wait", "step"} if arm == "real" else {"step"})
         for one, after in itertools.pairwise(own):
             assert one["ts"] + one["dur"] <= after["ts"] + 1
+
+
+def test_a_copy_is_drawn_at_the_beginning_of_the_steps_that_make_it():
+    """On the host's clock: of 2 ms a step, those on resident batches take 1."""
+    time = VirtualTime()
+
+    def step(batch):
+        time.sleep(0.001 if batch.device.type == "meta" else 0.002)
+
+    loader = DataLoader(Waiting(4000, 0.004, time.sleep), 2)
+    report = check_bottleneck(
+        loader, step, budget_s=4, device="meta", clock=HostOn(time), predict=False
+    )
+    parts = {arm: steps[-1].parts for arm, steps in report.timeline.items()}
+    assert parts["synthetic"] == {"wait": 0, "transfer": 0, "step": 0.001}
+    assert parts["host"] == pytest.approx({"wait": 0, "transfer": 0.001, "step": 0.001})
+    assert parts["real"] == pytest.approx({"wait": 0.008, "transfer": 0.001, "step": 0.001})
+    events = json.loads(report.to_trace())["traceEvents"]
+    real = [one for one in events if one["ph"] == "X" and one["tid"] == 1]
+    assert [one["name"] for one in real[:4]] == ["wait", "transfer", "step", "wait"]
+    assert real[1]["ts"] == pytest.approx(real[0]["ts"] + real[0]["dur"])
+    assert ">transfer</text>" in report.to_html()
 
 
 # Text ------------------------------------------------------------------------------------------
@@ -200,4 +224,4 @@ def test_markdown_has_the_verdict_the_change_and_whole_tables(tmp_path):
 def test_markdown_of_a_report_with_few_figures(measured):
     nothing = replace(measured, speedup_bound=None, seconds_per_batch={}, stalls={}, advice=())
     assert nothing.to_markdown().startswith("### input-bound")
-    assert "**Next:** let worker processes" in replace(measured, candidates=()).to_markdown()
+    assert "**Next:** let worker processes" in a_report(candidates=()).to_markdown()

@@ -9,13 +9,14 @@ import time
 
 import pytest
 import torch
-from torch.utils.data import RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
 
 from dataloaders import DataLoader, tune, tuning, wrap
 from dataloaders.bottleneck import Interval
 from dataloaders.errors import CapacityWarning, CheckError, OptionError
 from dataloaders.machine import resources
 from dataloaders.tuning import trial, tuner
+from dataloaders.tuning.variant import Settings, Variants
 from helpers import datasets
 from helpers.compare import assert_same, generator_states
 
@@ -200,6 +201,16 @@ def test_batches_of_several_sizes_single_samples_and_short_epochs():
         found = alone(loader)
         assert found.trials[0].samples_per_second is not None
         assert len(list(found.apply(loader))) == len(loader)
+
+
+def test_a_batch_that_is_a_list_has_as_many_samples_as_it_is_long():
+    """Samples of three numbers, in batches of eight and of four."""
+    images = [torch.full((3, 2), float(number)) for number in range(12)]
+    for given in ({"batch_size": 8}, {"batch_sampler": BatchSampler(range(12), 8, False)}):
+        loader = TorchLoader(images, collate_fn=list, **given)
+        for one in (loader, Variants(loader).make(Settings(0, None, False), 9)):
+            steps = trial.observe(one, stepping=False, seconds=0.05)
+            assert 5.5 < trial.driven(steps, lambda batch: None).samples_per_batch < 6.5
 
 
 class Numbered(TorchLoader):

@@ -185,6 +185,7 @@ def test_transforms_and_functions_have_their_shares():
     cpu = {row.call: row.cpu_seconds_per_sample for row in report.preparation}
     assert cpu["Busy"] > 0.002 > cpu["Slow"]
     assert sum(shares.values()) == pytest.approx(1)
+    assert 0 < cpu["passing between processes"] < 0.002
     assert report.preparation[0].seconds_per_sample >= 0.004
     assert "Slow" in str(report)
     assert "cold" not in report.seconds_per_batch  # there are no files
@@ -328,6 +329,48 @@ def test_causes_are_not_sought_if_the_step_is_the_limit_or_if_switched_off():
     assert not quick.preparation
     assert not quick.candidates
     assert on_played_time(Waiting, 0.004, 0.002, predict=False).candidates == ()
+
+
+OUT = Candidate("workers", reason="0 workers and the step share 2 cores: more are missing")
+CORES, DALI = (
+    Candidate("more cores", predicted=Interval(1.1, 1.44, 1.7)),
+    Candidate("dali", {"num_workers": 1, "backend": "dali"}, Interval(0.9, 1.2, 1.7)),
+)
+H5 = Candidate("h5", {"backend": "h5"}, Interval(1.3, 1.35, 1.4))
+TRY = "to measure what changes gain in this loop, give --try (try_candidates=True)"
+UNSURE = "no change of the input that was predicted is sure to gain 5 %"
+MISSING = "cores are missing: with twice as many, the loop is 1.44 x (1.10 to 1.70) as fast"
+
+
+@pytest.mark.parametrize(
+    ("found", "advice", "last"),
+    [
+        (
+            [OUT, CORES, DALI],
+            [UNSURE, TRY, MISSING, "do less a sample: "],
+            "-> do less",
+        ),
+        ([OUT], [UNSURE, "do less a sample: "], "-> do less a sample"),
+        ([OUT, CORES, H5], [TRY, MISSING], '   DataLoader(..., backend="h5")'),
+        ([H5, DALI], [TRY], '   DataLoader(..., backend="h5")'),
+        ([replace(H5, measured=exactly(1.6)), CORES], [], '   DataLoader(..., backend="h5")'),
+    ],
+)
+def test_advice_is_what_the_predictions_leave_to_do(found, advice, last, monkeypatch):
+    """Workers are not advised where the table says that cores are missing."""
+
+    def predicted(*given, **options):
+        return tuple(found)
+        yield
+
+    monkeypatch.setattr("dataloaders.bottleneck.causes.causes.candidates", predicted)
+    report = on_played_time(Waiting, 0.004, 0.002)
+    assert len(report.advice) == len(advice)
+    assert all(map(str.startswith, report.advice, advice))
+    assert str(report).splitlines()[-1].startswith(last)
+    assert "let worker processes" not in str(report)
+    alone = on_played_time(Waiting, 0.004, 0.002, predict=False)
+    assert alone.advice[0].startswith("let worker processes prepare batches")
 
 
 def test_workers_are_predicted_and_a_sampler_and_its_draws_left_alone():

@@ -126,6 +126,34 @@ def samples_in(batch: Batch) -> int | None:
     return None
 
 
+def counter_of_samples(full: Batch, size: int | None) -> Callable[[Batch], int | None]:
+    """Return what counts the samples of batches that are made as ``full`` is, of ``size`` samples.
+
+    These are `samples_in`, unless that differs from ``size`` and a list has this length: a batch
+    may be a list of its samples, or hold lists of their parts.
+    """
+    sizes = _sizes(full)
+    place = sizes.index(size) if size in sizes else 0
+
+    def count(batch: Batch) -> int | None:
+        found = _sizes(batch)
+        return found[place if place < len(found) else 0]
+
+    return count
+
+
+def _sizes(batch: Batch) -> list[int | None]:
+    """Return what may be the number of samples: of the first tensor, and of lists down to it."""
+    sizes = [samples_in(batch)]
+    while isinstance(batch, (Mapping, list, tuple)) and batch:
+        if isinstance(batch, Mapping):
+            batch = next(iter(batch.values()))
+        else:
+            sizes.append(len(batch))
+            batch = batch[0]
+    return sizes
+
+
 def describe(batch: Batch) -> str:
     """Describe ``batch`` in one line: ``[float32 64x3x224x224, int64 64]``."""
     if isinstance(batch, torch.Tensor):

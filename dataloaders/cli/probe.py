@@ -9,17 +9,17 @@ The processes write to a file: each size before it is tried, and its result afte
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import subprocess
 import sys
 import tempfile
+import time
 from argparse import Namespace
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from dataloaders.batches.tree import Batch, nbytes
+from dataloaders.batches.tree import Batch, counter_of_samples, nbytes
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
     no_loader,
@@ -33,12 +33,13 @@ from dataloaders.findings.probe import next_size, ran_out, rows_of, trial_steps
 from dataloaders.measuring.intervals import Interval
 from dataloaders.scripts.takeover import Takeover
 from dataloaders.scripts.target import Target
+from dataloaders.specification import size_of_batches
 
 _RAN_OUT = 77
 """Exit status of a process whose script ran out of memory."""
 _KILLED = (-9, 137)
 _FIRST = 8
-"""Batches of which the one with the longest samples is used."""
+"""Batches that are looked at, at the least, for the one with the largest samples."""
 
 
 def carry_out(target: Target, args: list[str], options: Namespace) -> int:
@@ -101,10 +102,7 @@ def _probe_here(target: Target, args: list[str], options: Namespace, state: Path
         print(json.dumps(facts), file=found, flush=True)
 
     def probed(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
-        # The largest samples: of padded batches, the one with the longest sequence.
-        first = itertools.islice(iterate(), _FIRST)
-        batch = max(first, key=lambda batch: nbytes(batch) / max(1, rows_of(batch)))
-        of = rows_of(batch)
+        batch, of = _largest(loader, iterate, options.budget)
         while (size := next_size(of, trials, options.most)) is not None:
             note(size=size)
             steps = trial_steps(batch, of, size, trials, seconds=options.budget)
@@ -122,6 +120,28 @@ def _probe_here(target: Target, args: list[str], options: Namespace, state: Path
         return _RAN_OUT
     outcome.show_error()
     return no_loader(takeover, outcome) if takeover.taken is None else outcome.status
+
+
+def _largest(loader: Any, iterate: Any, seconds: float) -> tuple[Batch, int]:
+    """Return the batch with the largest samples, and their number.
+
+    Of padded batches, that is the one with the longest sequence. It is one of the first eight, or
+    of those that an epoch yields in so many seconds.
+    """
+    until = time.perf_counter() + seconds
+    batches = iter(iterate())
+    largest = next(batches)
+    samples_in = counter_of_samples(largest, size_of_batches(loader))
+
+    def each(batch: Batch) -> float:
+        return nbytes(batch) / (samples_in(batch) or 1)
+
+    for number, batch in enumerate(batches, 2):
+        if each(batch) > each(largest):
+            largest = batch
+        if number >= _FIRST and time.perf_counter() >= until:
+            break
+    return largest, samples_in(largest) or rows_of(largest)
 
 
 def _known(state: Path) -> tuple[list[Trial], int | None]:

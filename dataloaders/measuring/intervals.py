@@ -57,6 +57,18 @@ class Step(NamedTuple):
     begin: float  # when the loop asked for the batch, counted from the first step that is kept
     wait: float  # in ``next()`` of the loader
     step: float  # until the next batch was asked for; a device may still be at work then
+    transfer: float = 0.0  # of ``step``, at its begin: what the copy of a batch costs on average
+
+    @property
+    def end(self) -> float:
+        """Return when the next batch was asked for."""
+        return self.begin + self.wait + self.step
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Return the seconds of its parts, in order."""
+        own = self.step - self.transfer
+        return {"wait": self.wait, "transfer": self.transfer, "step": own}
 
 
 @dataclass(frozen=True)

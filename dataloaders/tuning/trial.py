@@ -23,12 +23,13 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from dataloaders.batches.tree import Batch, copied, nbytes, samples_in
+from dataloaders.batches.tree import Batch, copied, counter_of_samples, nbytes
 from dataloaders.errors import CheckError
 from dataloaders.measuring.clocks import Clock, clock_in_use, cpu_seconds, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, interval_of, ratio_draws
 from dataloaders.observing import started_quietly
+from dataloaders.specification import size_of_batches
 
 T = TypeVar("T")
 
@@ -140,6 +141,7 @@ def observe(
         batch = feed.next()
         startup_s = now() - began
         batch_bytes = nbytes(batch)
+        samples_in = counter_of_samples(batch, size_of_batches(loader))
         held = [copied(batch)] if keep else []
         if stepping:
             yield batch

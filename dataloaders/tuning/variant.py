@@ -152,6 +152,7 @@ class _Indices:
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
+        self.batch_size = getattr(sampler, "batch_size", None)
         self._rest = self._endless()
 
     def __iter__(self) -> Iterator[Any]:

@@ -120,8 +120,10 @@ class Causes:
         if not seen.samples:
             return
         self.slow = tuple(seen.slow)
-        pin_s = _pin_s(host) / size if loader.pin_memory else 0.0
-        self.preparation = seen.rows(passing=loader.num_workers > 0, pin_s=pin_s)
+        pin_s, pin_cpu_s = _pinning(host) if loader.pin_memory else (0.0, 0.0)
+        self.preparation = seen.rows(
+            passing=loader.num_workers > 0, pin_s=pin_s / size, pin_cpu_s=pin_cpu_s / size
+        )
         self._note_memory(seen)
         if "real" not in known.seconds_per_batch:
             return
@@ -274,10 +276,14 @@ class Causes:
         return plus(seen.seconds_per_batch, starts_s)
 
 
-def _pin_s(host: Batch) -> float:
-    """Return the seconds that pinning a batch takes; 0 where nothing is pinned."""
+def _pinning(host: Batch) -> tuple[float, float]:
+    """Return the seconds that pinning a batch takes, and the CPU seconds; 0 if none is pinned."""
     if not torch.accelerator.is_available():
-        return 0.0
-    copied, begin = map_tensors(host, torch.Tensor.clone), time.perf_counter()
+        return 0.0, 0.0
+    copied, begin, cpu = (
+        map_tensors(host, torch.Tensor.clone),
+        time.perf_counter(),
+        time.thread_time(),
+    )
     map_tensors(copied, torch.Tensor.pin_memory)
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, time.thread_time() - cpu

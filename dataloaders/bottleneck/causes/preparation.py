@@ -28,6 +28,7 @@ from dataloaders.observing.opened import files_opened
 _FEWEST_BATCHES = 8  # and one more for each worker, which a cold block needs
 _SLOW, _SLOW_FROM_S = 3.0, 1e-3  # times the median sample; and seconds
 _MOST_SLOW = 5
+PASSING = "passing between processes"
 
 
 @dataclass(frozen=True)
@@ -57,23 +58,24 @@ class Prepared:
     collate_s: float = 0.0  # of a sample in collation, and in pickling its batch
     pass_s: float = 0.0
     by_call: dict[str, float] = field(default_factory=dict)  # seconds a sample, the dataset's own
-    cpu: dict[str, float] = field(default_factory=dict)  # CPU seconds a sample of these, collation
+    # CPU seconds a sample of these, of collation and of pickling.
+    cpu: dict[str, float] = field(default_factory=dict)
 
     @property
     def usual(self) -> list[float]:
         """Return the seconds of the samples drawn at random; of all if there are none."""
         return self.samples[self.chosen :] or self.samples
 
-    def rows(self, *, passing: bool, pin_s: float) -> tuple[Call, ...]:
+    def rows(self, *, passing: bool, pin_s: float, pin_cpu_s: float) -> tuple[Call, ...]:
         """Return the parts of preparation, largest first; pinning a sample takes ``pin_s``."""
-        parts = {**self.by_call, "collate": self.collate_s}
+        parts, cpu = {**self.by_call, "collate": self.collate_s}, {**self.cpu, "pinning": pin_cpu_s}
         if passing:
-            parts["passing between processes"] = self.pass_s
+            parts[PASSING] = self.pass_s
         if pin_s:
             parts["pinning"] = pin_s
         total = sum(parts.values()) or 1.0
         rows = (
-            Call(call, seconds, seconds / total, self.cpu.get(call))
+            Call(call, seconds, seconds / total, cpu.get(call))
             for call, seconds in parts.items()
             if seconds
         )
@@ -197,6 +199,7 @@ class Look:
         except Exception:  # torch could not send such a batch either
             return
         found.pass_s += self.now() - done
+        found.cpu[PASSING] = found.cpu.get(PASSING, 0.0) + time.thread_time() - done_cpu
 
 
 def _of_data(files: Iterable[str]) -> list[str]:

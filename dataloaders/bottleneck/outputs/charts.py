@@ -116,14 +116,14 @@ def _timeline(axes: Any, report: Report) -> Iterator[str]:
     if "real" not in arms:
         return
     real = _last_run(report.timeline["real"], math.inf)[-_SHOWN_STEPS:]
-    window = sum(real[-1]) - real[0].begin
-    colours = {"wait": _COLOURS["prep"], "step": _STEP}
+    window = real[-1].end - real[0].begin
+    colours = {"wait": _COLOURS["prep"], "transfer": _COLOURS["transfer"], "step": _STEP}
     for row, arm in enumerate(arms):
         steps = real if arm == "real" else _last_run(report.timeline[arm], window)
         bars: dict[str, list[tuple[float, float]]] = {name: [] for name in colours}
         for one in steps:
             at = one.begin - steps[0].begin
-            for name, seconds in zip(colours, one[1:], strict=True):
+            for name, seconds in one.parts.items():
                 bars[name].append((1e3 * at, 1e3 * seconds))
                 at += seconds
         for name, colour in colours.items():
@@ -136,9 +136,9 @@ def _timeline(axes: Any, report: Report) -> Iterator[str]:
 
 def _last_run(steps: Sequence[Step], most_s: float) -> list[Step]:
     """Return the last consecutive steps, which one block measured."""
-    run, end = [steps[-1]], sum(steps[-1])
+    run, end = [steps[-1]], steps[-1].end
     for one in reversed(steps[:-1]):
-        if end - one.begin > most_s or run[0].begin - sum(one) > sum(one[1:]):
+        if end - one.begin > most_s or run[0].begin - one.end > one.end - one.begin:
             break
         run.insert(0, one)
     return run

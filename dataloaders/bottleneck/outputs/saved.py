@@ -74,8 +74,7 @@ def trace(report: Report) -> str:
         events.append(_named("thread_name", row, arm))
         for number, one in enumerate(steps):
             at = one.begin
-            for name in ("wait", "step"):
-                seconds = getattr(one, name)
+            for name, seconds in one.parts.items():
                 if seconds > 0:
                     place = {"pid": 1, "tid": row, "ts": at * 1e6, "dur": seconds * 1e6}
                     events.append({"ph": "X", "name": name, **place, "args": {"step": number}})
@@ -112,7 +111,8 @@ def _restored(hint: Any, value: Any) -> Any:
     if isinstance(value, list):
         if isinstance(hint, type) and hasattr(hint, "_fields"):
             kinds = [*typing.get_type_hints(hint).values()]
-            return hint(*(_restored(kind, each) for kind, each in zip(kinds, value, strict=True)))
+            # Those that an earlier version did not write have defaults.
+            return hint(*(_restored(kind, each) for kind, each in zip(kinds, value, strict=False)))
         return tuple(_restored(args[0] if origin is tuple else Any, each) for each in value)
     if isinstance(value, dict):
         kind = args[1] if len(args) == 2 else Any

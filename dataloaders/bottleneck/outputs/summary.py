@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +12,17 @@ import torch
 
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes.causes import Causes
+from dataloaders.bottleneck.causes.preparation import Call
 from dataloaders.bottleneck.evidence.verdict import BOUND_FROM, HELD_UP, STEP_BOUND_UP_TO, Analysis
-from dataloaders.bottleneck.outputs.contents import counted
+from dataloaders.bottleneck.outputs.contents import counted, times
 from dataloaders.bottleneck.report import Report
 from dataloaders.machine import resources
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Interval
-from dataloaders.predicting import best_of
+from dataloaders.measuring.intervals import Interval, Step
+from dataloaders.predicting import Candidate, best_of
 
 _LAUNCH_SHARE = 0.05  # of a step; a smaller one is not mentioned
+_COPYING = ("host", "real")  # arms whose step copies its batch, where any does
 
 
 def summarise(
@@ -46,9 +49,7 @@ def summarise(
         arms["cold"] = Interval(estimate - half, estimate, estimate + half)
     if launched is not None and "synthetic" in arms:
         stalls["launch"] = _less(arms["synthetic"], launched)
-    tips = [] if known.evidence is None else _advice(replace(known, stalls=stalls), feed)
-    if causes.candidates and best_of(causes.candidates) is None:
-        tips.append("no change of the input that was predicted is sure to gain 5 %")
+    tips = [] if known.evidence is None else _advice(replace(known, stalls=stalls), feed, causes)
     return Report(
         verdict=known.verdict,
         speedup_bound=known.speedup_bound,
@@ -63,7 +64,7 @@ def summarise(
         waits=causes.waits,
         preparation=causes.preparation,
         candidates=causes.candidates,
-        timeline=blocks.log.timeline(),
+        timeline=_with_copies(blocks.log.timeline(), stalls.get("transfer")),
         **fields,
     )
 
@@ -111,6 +112,19 @@ def _notes(
     return tuple(note for note, holds in notes.items() if holds)
 
 
+def _with_copies(
+    timeline: Mapping[str, tuple[Step, ...]], transfer: Interval | None
+) -> dict[str, tuple[Step, ...]]:
+    """Return the timeline with the mean seconds of a copy in the steps that copy their batch."""
+    copy_s = 0.0 if transfer is None else max(0.0, round(transfer.estimate, 6))
+    return {
+        arm: tuple(one._replace(transfer=min(copy_s, one.step)) for one in steps)
+        if arm in _COPYING
+        else steps
+        for arm, steps in timeline.items()
+    }
+
+
 def _less(whole: Interval, part: Interval) -> Interval:
     """Return whole - part, measured independently; no end is below 0."""
     half, estimate = math.hypot(whole.half_width, part.half_width), whole.estimate - part.estimate
@@ -131,11 +145,9 @@ def _describe_loader(loader: Any, feed: Feed) -> str:
     return ", ".join([*parts, *(f"{name}={value!r}" for name, value in options.items())])
 
 
-_ADVICE = {
-    "step-bound": [
-        "leave the input as it is: DALI, a cache or more workers gain {gain:.0%} at most",
-        "a faster step (mixed precision, torch.compile, a larger batch) is where time is",
-    ],
+_SEND_LESS = "send less: uint8 images and the normalisation on the device"
+# Changes of the input, where it is not known what they gain.
+_UNPREDICTED = {
     "input-bound": [
         "measure workers and prefetching with `dataloaders tune`",
         "if that does not reach the bound above, do less a sample: cache the deterministic "
@@ -144,35 +156,70 @@ _ADVICE = {
     "transfer-bound": [
         'copy ahead of use on a side stream: backend="prefetch", here by '
         "`dataloaders run --backend prefetch`",
-        "send less: uint8 images and the normalisation on the device",
+        _SEND_LESS,
     ],
     "contention-bound": [
         "do less a sample on the CPU: cache the deterministic part, or decode on the GPU",
     ],
 }
+_SERIAL = (
+    'let worker processes prepare batches: num_workers="auto", or measure the best setting with '
+    "`dataloaders tune`"
+)
 
 
-def _advice(analysis: Analysis, feed: Feed) -> list[str]:
+def _advice(analysis: Analysis, feed: Feed, causes: Causes) -> list[str]:
     """Return what to try next, a sentence each."""
-    bound = analysis.speedup_bound
-    if analysis.verdict == "input-bound" and not feed.workers:
-        return [
-            'let worker processes prepare batches: num_workers="auto", or measure the best '
-            "setting with `dataloaders tune`"
-        ]
-    if analysis.verdict != "inconclusive":
+    verdict = analysis.verdict
+    tips = _by_verdict(analysis, feed)
+    if causes.candidates:
+        loads = verdict in ("input-bound", "contention-bound")
+        tips += _predicted(causes.candidates, causes.preparation if loads else ())
+        return [*tips, _SEND_LESS] if verdict == "transfer-bound" else tips
+    if verdict == "input-bound" and not feed.workers:
+        return [*tips, _SERIAL]
+    return tips + _UNPREDICTED.get(verdict, [])
+
+
+def _predicted(found: Sequence[Candidate], preparation: Sequence[Call]) -> list[str]:
+    """Say what the predictions leave to do, beside the one change to make."""
+    best = best_of(found)
+    gain = None if best is None else best.measured or best.predicted
+    tips = []
+    if best is None:
+        tips.append("no change of the input that was predicted is sure to gain 5 %")
+    possible = [one for one in found if one.options and not one.reason]
+    if possible and not any(one.measured for one in possible):
+        tips.append("to measure what changes gain in this loop, give --try (try_candidates=True)")
+    for cores in (one.predicted for one in found if one.name == "more cores"):
+        if cores is not None and (gain is None or cores.estimate > gain.estimate):
+            tips.append(
+                f"cores are missing: with twice as many, the loop is {times(cores)} as fast"
+            )
+    if best is None and preparation:
+        first = preparation[0]
+        tips.append(f"do less a sample: {first.call} takes {first.share:.0%} of its preparation")
+    return tips
+
+
+def _by_verdict(analysis: Analysis, feed: Feed) -> list[str]:
+    """Return advice that no prediction is about."""
+    bound, verdict = analysis.speedup_bound, analysis.verdict
+    if verdict == "step-bound":
         gain = 0.0 if bound is None else max(0.0, bound.high - 1)
-        tips = [each.format(gain=gain) for each in _ADVICE[analysis.verdict]]
-        if analysis.verdict == "contention-bound" and feed.workers:
-            tips[:0] = _sharing(feed.workers, on_device="host" in analysis.seconds_per_batch)
         launch, step = analysis.stalls.get("launch"), analysis.seconds_per_batch.get("synthetic")
         share = 0.0 if launch is None or step is None else launch.low / step.estimate
-        if analysis.verdict == "step-bound" and share >= _LAUNCH_SHARE:
-            tips[1] = (
-                f"{share:.0%} of each step, at the least, the device waits for work: launch less, "
-                "by torch.compile(mode='reduce-overhead'), CUDA graphs or a larger batch"
-            )
-        return tips
+        return [
+            f"leave the input as it is: DALI, a cache or more workers gain {gain:.0%} at most",
+            f"{share:.0%} of each step, at the least, the device waits for work: launch less, "
+            "by torch.compile(mode='reduce-overhead'), CUDA graphs or a larger batch"
+            if share >= _LAUNCH_SHARE
+            else "a faster step (mixed precision, torch.compile, a larger batch) is where time is",
+        ]
+    if verdict == "contention-bound" and feed.workers:
+        return _sharing(feed.workers, on_device="host" in analysis.seconds_per_batch)
+    if verdict != "inconclusive":
+        return []
     longer = "measure longer (budget_s, --budget)"
     if bound is None:
         return [f"{longer}, or with nothing else running"]
