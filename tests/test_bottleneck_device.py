@@ -98,6 +98,17 @@ def test_epochs_that_are_short_are_hidden_by_the_device_as_in_training(workers):
     assert report.speedup_bound.estimate == pytest.approx(1.0, abs=0.005)
 
 
+@pytest.mark.parametrize("slowed", [1.0, 1.5])
+def test_workers_that_slow_the_step_down_are_a_finding_beside_another_verdict(slowed):
+    report = checked(Loop((0.2,), (0.01,), workers=2, host_s=0.02, slowed=slowed))
+    assert report.verdict == "input-bound"
+    assert [one.name for one in report.findings] == ["contention"] * (slowed > 1)
+    for finding in report.findings:
+        assert finding.gain.estimate == pytest.approx(0.01, rel=0.1)
+        assert "2 workers and the step's" in finding.message
+        assert "less (" in str(report)
+
+
 def test_a_dropped_batch_that_waits_for_another_worker_is_no_contention():
     """One of two workers is slow: the other's batches are ready, but not next in order."""
     loop = Loop((0.09, 0.001), (0.02,), host_s=0.015, workers=2, queue=2)

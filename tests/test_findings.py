@@ -20,6 +20,7 @@ from bench.check.played import HostOn, VirtualTime
 from dataloaders import check_bottleneck
 from dataloaders.bottleneck import Interval
 from dataloaders.findings import TOGGLES, Facts, Place, Watch, findings_of
+from dataloaders.machine import resources
 
 with FakeTensorMode():  # from then on torch asks no driver whether there is such a device
     pass
@@ -338,6 +339,18 @@ def test_findings_about_the_whole_step_have_the_line_of_its_first_operator(monke
     assert ["mm(" in line for line in lines] == [False, True, False, False, False]
     assert ["model(images)" in line for line in lines] == [True, False, True, True, True]
     assert facts.sites["backward"] == facts.sites["convolution"]
+
+
+@pytest.mark.parametrize(("threads", "found"), [(34, True), (32, False), (8, True)])
+def test_threads_of_a_step_on_the_cpu(threads, found, monkeypatch):
+    """More than the cores, or fewer than half of them."""
+    monkeypatch.setattr(resources, "usable_cores", lambda: 32)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    square, one_node = torch.ones(800, 800), {"numa_nodes": 1}
+    facts = watched(lambda _: square @ square)
+    assert facts.work(torch.float32) > 10**9
+    names = [one.name for one in findings_of(replace(facts, half=None, **one_node))]
+    assert names == ["threads"] * found
 
 
 # decided on given facts -------------------------------------------------------------------------
