@@ -90,7 +90,8 @@ class TestVerdicts:
         assert report.speedup_bound.estimate == pytest.approx(3.0)
         assert set(report.seconds_per_batch) == {"synthetic", "real"}
         assert report.stalls["prep"].estimate == pytest.approx(0.01)
-        assert "num_workers" in report.advice[0]
+        assert "try_candidates=True" in report.advice[0]
+        assert "DataLoader(..., num_workers=" in str(report).splitlines()[-1]
         for text in ("INPUT-BOUND", "float32 1x4", "synthetic", "could not have been seen"):
             assert text in str(report)
 
