@@ -21,6 +21,7 @@ from bench.check import played
 from bench.check.played import HostOn, VirtualTime
 from dataloaders import DataLoader as Ours
 from dataloaders.bottleneck import Interval, check_bottleneck
+from dataloaders.bottleneck.causes import causes
 from dataloaders.predicting import (
     Candidate,
     Sharing,
@@ -363,7 +364,7 @@ def test_advice_is_what_the_predictions_leave_to_do(found, advice, last, monkeyp
         return tuple(found)
         yield
 
-    monkeypatch.setattr("dataloaders.bottleneck.causes.causes.candidates", predicted)
+    monkeypatch.setattr(causes, "candidates", predicted)
     report = on_played_time(Waiting, 0.004, 0.002)
     assert len(report.advice) == len(advice)
     assert all(map(str.startswith, report.advice, advice))
