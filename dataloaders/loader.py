@@ -83,6 +83,7 @@ class DataLoader(_TorchLoader[T_co]):
 
     # Private state, with defaults here so that unpickled, copied and wrapped loaders have it too.
     _session: Session | None = None
+    _iterator = None  # torch's; programs delete the instance's to end its workers
     # What the open session was asked for, and the process that opened it.
     _opened: tuple[str | Backend, int] | None = None
     _given_epoch: int | None = None

@@ -91,6 +91,16 @@ def test_persistent_workers_live_where_torch_keeps_them(data):
     assert wait_until_gone(processes) == []
 
 
+def test_a_program_may_delete_the_iterator_to_end_its_workers():
+    for options in ({}, KEPT):
+        loader = DataLoader(ordinary(), **options)
+        batches = iter(loader)
+        processes = [worker.pid for worker in getattr(batches, "_workers", [])]
+        del batches, loader._iterator
+        assert wait_until_gone(processes) == []
+        assert [int(batch) for batch in loader] == SQUARES
+
+
 def test_explain_describes_each_stage():
     for loader, words in (
         (
