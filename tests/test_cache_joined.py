@@ -277,7 +277,11 @@ def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path):
         merge(there / "a.h5", tmp_path / "m.h5")
     assert merge(shutil.copy(there / "a.parts" / "00000.h5", tmp_path), tmp_path / "p.h5").rows == 6
     part = there / "a.parts" / "00006.h5"
-    spoil(part, part.stat().st_size - 9)
+    whole = part.read_bytes()
+    build_part(there / "a.h5", 6, mixed(21)[6:13], 20)  # of the same build, by its fingerprint
+    with pytest.raises(CacheError, match=r"shard a\.parts/00006\.h5 .* is not the one"):
+        merge(there / "a.h5", tmp_path / "n.h5")
+    spoil(part, len(whole) - 9, whole=whole)
     with pytest.raises(CacheError, match=r"the part .*00006\.h5 is damaged: .*; delete it"):
         merge(there / "a.h5", tmp_path / "n.h5")
     part.unlink()
