@@ -123,21 +123,6 @@ def test_a_batch_waits_for_its_own_copies_and_for_no_later_ones():
     assert_same(batch, batch_of(0))
 
 
-def test_a_loader_with_a_thread_yields_torchs_batches():
-    data = TensorDataset(torch.rand(40, 3), torch.arange(40))
-    loader = DataLoader(data, batch_size=3, backend=PlayedPrefetch())
-    expected = list(torch.utils.data.DataLoader(data, batch_size=3))
-    for most in (5, 14):
-        for batch, wanted in zip(itertools.islice(loader, most), expected, strict=False):
-            loader.backend.cuda.drain()
-            assert_same(batch, wanted)
-    sizes, cuda = (2, 9, 1, 40, 3), FakeCuda(0)
-    data = [batch_of(number, size) for number, size in enumerate(sizes)]
-    for batch, wanted in zip(loader_of(data, cuda=cuda), data, strict=True):
-        cuda.drain()
-        assert_same(batch, wanted)
-
-
 @pytest.mark.nightly  # waits as long as a break waits for the thread
 def test_a_break_while_the_device_is_busy_leaves_the_next_epoch_whole():
     cuda = FakeCuda(0)
