@@ -31,10 +31,6 @@ def is_gathered(loader):
 
 DATASETS = {
     "TensorDataset": dataset,
-    "one tensor": lambda: TensorDataset(tensors()[1]),
-    "images": lambda: TensorDataset(
-        torch.arange(9 * 16.0).reshape(9, 1, 4, 4), torch.arange(27.0).reshape(9, 3, 1, 1).half()
-    ),
     "Subset": lambda: Subset(dataset(), [3, 3, 1, 36, 0, 20]),
     "Subset of negative indices": lambda: Subset(dataset(), [3, -1, 1, -37, 0, 20]),
     "Subset by tensor": lambda: Subset(dataset(), torch.tensor([5, 4, 9])),
