@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
-    Dataset,
     IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
@@ -25,6 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 from dataloaders import DataLoader
 from dataloaders.errors import OptionError
 from helpers.compare import assert_same, generator_states
+from helpers.datasets import MapDataset
 
 
 def drawn(number=0):
@@ -33,14 +33,11 @@ def drawn(number=0):
     return torch.tensor([number, *draws], dtype=torch.float64)
 
 
-class Augmented(Dataset):
+class Augmented(MapDataset):
     """Each sample: its key's number, and what is drawn for it."""
 
     def __init__(self, size=12):
-        self.size = size
-
-    def __len__(self):
-        return self.size
+        super().__init__(None, size)
 
     def __getitem__(self, key):
         return drawn(key if isinstance(key, int) else 0)
