@@ -275,7 +275,9 @@ def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path):
         merge(there / "a.h5", tmp_path / "absent" / "m.h5")
     with pytest.raises(CacheError, match=r"m\.h5 exists; delete it"):
         merge(there / "a.h5", tmp_path / "m.h5")
-    assert merge(shutil.copy(there / "a.parts" / "00000.h5", tmp_path), tmp_path / "p.h5").rows == 6
+    assert merge(tmp_path / "m.h5", tmp_path / "p.h5").rows == 20
+    with pytest.raises(CacheError, match="is a part, with 6 of 20 samples, and no whole cache"):
+        merge(shutil.copy(there / "a.parts" / "00000.h5", tmp_path), tmp_path / "q.h5")
     part = there / "a.parts" / "00006.h5"
     whole = part.read_bytes()
     build_part(there / "a.h5", 6, mixed(21)[6:13], 20)  # of the same build, by its fingerprint

@@ -119,7 +119,10 @@ class H5(Backend):
             # Stock iterates the cache, which is not a dataset in memory even if the loader's is.
             plan = registry.load("stock")(gather=False).explain(loader)  # type: ignore[call-arg]
             kept = self._kept_images(path)
-            how = {"fetch": self._describe_rows(path)}
+            images = "" if kept == str(Images()) else f" with images as {kept}"
+            where = f"a cache in {cache_folder() / 'h5'}" if path is None else os.fspath(path)
+            later = "" if built else ", built at the first iter() if missing"
+            how = {"fetch": f"rows of {where}{images}{later}"}
             if kept != "packed":  # then all transforms run each time
                 how["augment"] = _describe_live(loader.dataset)
             stages = tuple(
@@ -250,10 +253,9 @@ class H5(Backend):
         path = None if self.check else note.recall()
         if path is None:
             source = Source(loader.dataset, Options(images=self.images, loader=loader))
-            known = source.studied()
-            text = json.dumps(known.contents, sort_keys=True)
+            text = json.dumps(source.study.contents, sort_keys=True)
             path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.h5"
-            note.write(path, known.found.files)
+            note.write(path, source.study.found.files)
         return path
 
     def _reads_as_it_is(self, loader: Specification) -> bool:
@@ -263,15 +265,6 @@ class H5(Backend):
     def _known_path(self, loader: Specification) -> str | os.PathLike[str] | None:
         """Return the path of the cache, if it is known without a look at the dataset."""
         return loader.dataset.path if self._reads_as_it_is(loader) else self.path  # type: ignore[attr-defined]
-
-    def _describe_rows(self, path: str | os.PathLike[str] | None) -> str:
-        kept = self._kept_images(path)
-        images = "" if kept == str(Images()) else f" with images as {kept}"
-        where = f"a cache in {cache_folder() / 'h5'}" if path is None else os.fspath(path)
-        is_there = path is not None and os.path.exists(path)
-        return (
-            f"rows of {where}{images}{'' if is_there else ', built at the first iter() if missing'}"
-        )
 
     def _kept_images(self, path: str | os.PathLike[str] | None) -> str:
         """Return how images are stored, or will be, as a text from `Images`."""

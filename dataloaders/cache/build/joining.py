@@ -32,7 +32,7 @@ from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.read.shards import open_shard
-from dataloaders.cache.read.verification import damages_of
+from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
 
 Progress = Callable[[int, int], None]
@@ -116,7 +116,7 @@ def combined(
     for part in parts:
         if part.index.shards:
             raise CacheError(f"the part {part.path} is itself a joined cache; give its parts")
-        for damage in damages_of(part.path) if one_file else ():
+        for damage in verify(part.path) if one_file else ():
             raise CacheError(
                 f"the part {part.path} is damaged: {damage.what}; delete it, and build again"
             )

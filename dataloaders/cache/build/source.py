@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -128,20 +129,16 @@ class Source:
         self.images = Images.of(options.images)
         how = options.compress
         self.compress = how if how is None or isinstance(how, Compressed) else Compressed(how)
-        self._study: Study | None = None
         # All of the machine's, where no shard is built: then the other ranks wait for this one.
         self._cores = machine_cores() if options.shard is None else usable_cores()
         self._memory_of = ranks_here() if options.shard is None else 1
 
-    @property
+    @cached_property
     def study(self) -> Study:
-        """What a few samples show; they are read once, in a process of its own or in this one."""
-        if self._study is None:
-            self._study = self.studied()
-        return self._study
+        """What a few samples show; they are read once, in a process of its own or in this one.
 
-    def studied(self) -> Study:
-        """Study the dataset; CacheError: the process that reads the samples cannot."""
+        CacheError: the process that reads them cannot.
+        """
         options = self.options
         study = Study(
             self.dataset,
@@ -286,22 +283,19 @@ class Source:
         cached = CachedDataset(path, expect=wanted)
         if is_whole:
             cached.refuse_part()
-        says, is_built = cached.index.fingerprint, self._study is not None
+        says, is_built = cached.index.fingerprint, "study" in vars(self)
         unread = None if is_built or options.check is not None else self._unread(cached)
         if unread is not None:
             cut, calls = unread
             classes = attributes_of(self.dataset, held)
         else:
             like = Images.like(says.get("images"))
-            if self._study is None or like.rows != self.images.rows:
+            if not is_built or like.rows != self.images.rows:
                 self.images = like
-                self._study = self.studied()
-            cut, calls, classes = (
-                self._study.cut,
-                self._study.found.calls,
-                self._study.found.attributes,
-            )
-            own = {name: e for name, e in self._study.contents.items() if name != "images"}
+                vars(self).pop("study", None)
+            found = self.study.found
+            cut, calls, classes = self.study.cut, found.calls, found.attributes
+            own = {name: e for name, e in self.study.contents.items() if name != "images"}
             cached.refuse_changed({**own, **wanted})
         cached.refuse_other_classes(classes)
         if not is_built:  # else the build has warned

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -51,18 +50,6 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
     Raises:
         CacheError: the file cannot be opened or read.
     """
-    found = damages_of(path, progress)
-    with suppress(CacheError):  # its index is damaged, which was found
-        index = Index.parse(os.fspath(path))
-        if "first" in index.fingerprint and Path(path).absolute().parent.suffix != ".parts":
-            length = shown(index.fingerprint.get("length"))
-            what = f"it is a part, with {index.samples} of {length} samples, and no whole cache"
-            found.insert(0, Damage(0, index.file_bytes, what))
-    return found
-
-
-def damages_of(path: str | os.PathLike[str], progress: Progress | None = None) -> list[Damage]:
-    """Return the same of any cache or part, wherever it is."""
     name, progress = os.fspath(path), progress or _silent
     joined, folder = Path(name), folder_of(Path(name))
 
@@ -84,6 +71,10 @@ def damages_of(path: str | os.PathLike[str], progress: Progress | None = None) -
             damages += found
             done += shard.file_bytes
             progress(done, index.all_bytes)
+    if "first" in index.fingerprint and joined.absolute().parent.suffix != ".parts":
+        length = shown(index.fingerprint.get("length"))
+        what = f"it is a part, with {index.samples} of {length} samples, and no whole cache"
+        damages.insert(0, Damage(0, index.file_bytes, what))
     return damages
 
 

@@ -23,8 +23,6 @@ from dataloaders.errors import CacheError
 from dataloaders.options import option
 
 _LONGEST_SIDE = {"JPEG": 65500, "PNG": 2**31 - 1, "WEBP": 16383}
-# What a format has no mode for, and what keeps its pixels.
-_SAVED_AS = {("WEBP", "L"): "RGB", ("WEBP", "LA"): "RGBA"}
 
 
 def images_encoded(
@@ -82,7 +80,7 @@ def encoded(leaf: Leaf, how: Encoded) -> Leaf:
     try:
         if is_smaller:
             image = image.resize((width, height), Image.Resampling.LANCZOS)
-        image.convert(_SAVED_AS.get((name, mode), mode)).save(file, name, **_options(how))
+        image.save(file, name, **_options(how))  # as WebP, L and LA become RGB and RGBA
     except (OSError, ValueError, MemoryError, SystemError) as error:
         raise CacheError(f"{which}: {type(error).__name__}: {error}") from error
     values = np.frombuffer(file.getvalue(), "|u1")
