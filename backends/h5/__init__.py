@@ -21,7 +21,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -32,7 +32,6 @@ from torch.utils.data import default_collate
 from dataloaders import registry
 from dataloaders.backend import Backend, Session, Specification
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.build.source import Options, Source
 from dataloaders.cache.build.study import obstacle_to_packing
 from dataloaders.cache.format.index import Index
@@ -188,23 +187,15 @@ class H5(Backend):
         print(f"backend 'h5' builds {path}", file=sys.stderr)
         from dataloaders.measuring.progress import ProgressLine
 
-        line = ProgressLine()
-
-        def show(progress: BuildProgress) -> None:
-            what = "waits for another process: " if progress.waiting else ""
-            line(f"h5  {what}{progress.samples_done:,} of {progress.samples:,} samples")
-
-        try:
+        with closing(ProgressLine()) as line:
             return precompute(
                 loader.dataset,
                 path,
                 images=self.images,
-                progress=show,
+                progress=lambda now: line(f"h5  {now}"),
                 multiprocessing_context=loader.multiprocessing_context,
                 worker_init_fn=loader.worker_init_fn if loader.num_workers else None,
             )
-        finally:
-            line.close()
 
     def _obstacle(self, loader: Specification) -> str | None:
         if (own := own_iteration(loader)) is not None:

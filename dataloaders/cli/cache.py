@@ -13,7 +13,6 @@ from contextlib import closing
 from typing import Any
 
 from dataloaders.cache import (
-    BuildProgress,
     CachedDataset,
     Compressed,
     Encoded,
@@ -72,9 +71,7 @@ def _build(parsed: argparse.Namespace) -> int:
     if parsed.build_id is None and _MADE_UP.fullmatch(run):
         given["build_id"] = run
     with closing(ProgressLine(quiet=parsed.quiet or not speaks)) as line:
-        cached = precompute(
-            **given, announce=announce, progress=lambda progress: line(_line_of(progress))
-        )
+        cached = precompute(**given, announce=announce, progress=lambda now: line(str(now)))
     if speaks:
         path = parsed.path if parsed.wait else cached.path
         print(f"{path}: {_summary(cached)}{'' if announced else ', built before'}")
@@ -135,21 +132,6 @@ def _verify(parsed: argparse.Namespace) -> int:
     else:
         print(f"{path} is damaged: build it again: dataloaders cache build {FLAGS['overwrite']}")
     return 1
-
-
-def _line_of(progress: BuildProgress) -> str:
-    """Return a build's progress in one line."""
-    rate, left, doing = progress.samples_per_second, progress.seconds_left, str(progress.phase)
-    whole = f" of about {size_of(progress.bytes_expected)}" if progress.bytes_expected else ""
-    if progress.waiting:
-        who = f"{progress.shards_left} other ranks" if progress.shards_left else "the process"
-        doing = f"waiting for {who} that build{'' if progress.shards_left else 's'} it"
-    return (
-        f"{doing}  {progress.samples_done:,} of {progress.samples:,} samples"
-        f"{f', {rate:,.0f}/s' if rate else ''}, {size_of(progress.bytes_done)}{whole}"
-        f"{f', {progress.failed} left out' if progress.failed else ''}"
-        f"{'' if left is None else f', {left:,.0f} s left'}"
-    )
 
 
 _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -40,7 +40,7 @@ from dataloaders.cache.format.entries import MOST_SHARDS, is_shard_name
 from dataloaders.cache.format.hdf5 import refuse_no_h5py
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.shards import open_shard
+from dataloaders.cache.read.shards import check_shards
 from dataloaders.cache.sample.images import Choice
 from dataloaders.errors import CacheError, add_note
 from dataloaders.options import option
@@ -200,26 +200,17 @@ class _Builder:
 
     def _is_done(self) -> bool:
         """Return whether the cache is there, with all of its parts, and is not to be replaced."""
-        if not self.path.exists() or (self._options.overwrite and not self._is_own()):
+        own, now = self._options.build_id, _identity(self.path)
+        is_own = self.folder.has_made(own) if own else now != self._before  # in any rank or call
+        if now is None or (self._options.overwrite and not is_own):
             return False
         if self.folder.begun() is None:
             return all(map(os.path.lexists, parts_joined(self.path)))
-        # While it is mended, a part of the same name may have other samples than the one joined.
-        shards = Index.parse(str(self.path)).shards  # any other file is left as it is
-        try:
-            for shard in shards:
-                os.close(open_shard(self.path.parent, shard, self.path))
-        except CacheError:
-            return False
-        return True
-
-    def _is_own(self) -> bool:
-        """Return whether this very build made the cache, in another rank or another call."""
-        own = self._options.build_id
-        if own is None:
-            return _identity(self.path) != self._before
-        with suppress(CacheError):  # it may be any file
-            return Index.parse(str(self.path)).fingerprint.get("build") == own
+        index = Index.parse(str(self.path))  # any other file is left as it is
+        with suppress(CacheError):
+            # While it is mended, a part of the same name may have other samples than that joined.
+            check_shards(self.path, index, by_digest=True)
+            return True
         return False
 
     def _end_finished(self) -> None:
@@ -230,7 +221,7 @@ class _Builder:
         begun = self.folder.begun()
         if begun is not None:
             with suppress(OSError, CacheError), locked(self.path):  # the disk may be read-only
-                if self.folder.is_left(begun):
+                if self.folder.has_made(begun.get("build")):
                     self.folder.keep_only(parts_joined(self.path))
 
     def _make(self, rank: int) -> None:
@@ -320,8 +311,8 @@ class _Builder:
             if not (self._is_alone or self._is_apart) and self._is_done():
                 return False
             begun, what = folder.begun(), f"{folder.path} holds an unfinished build"
-            if options.overwrite and folder.is_left(begun):  # or it was to mend what is there
-                begun = None
+            if options.overwrite and begun and folder.has_made(begun.get("build")):
+                begun = None  # it was killed when it had ended, or was to mend what is there
             elif begun is None and self.path.exists() and not options.overwrite:
                 what = f"{self.path} lacks parts, and is"
                 begun = Index.parse(str(self.path)).fingerprint

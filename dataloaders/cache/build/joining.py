@@ -31,7 +31,7 @@ from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.shards import open_shard
+from dataloaders.cache.read.shards import check_shards
 from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
 
@@ -85,8 +85,7 @@ def merge(
     if target.exists():
         raise CacheError(f"{target} exists; delete it, or give another path")
     cached = CachedDataset(source)
-    for shard in cached.index.shards:  # opening the cache looks at the sizes only
-        os.close(open_shard(source.parent, shard, source))
+    check_shards(source, cached.index, by_digest=True)
     parts = [part_at(path) for path in cached.shards or [source]]
     size, free = cached.index.all_bytes, free_bytes(target.parent)
     if size > free:

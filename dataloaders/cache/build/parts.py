@@ -162,14 +162,10 @@ class BuildFolder:
             return None
         return found if good else None
 
-    def is_left(self, begun: Mapping[str, Any] | None) -> bool:
-        """Return whether the build with this fingerprint was killed after it had made its cache.
-
-        Otherwise the cache that is there is the one that the build is to replace.
-        """
+    def has_made(self, build: str | None) -> bool:
+        """Return whether the cache that is there is of the build with this id, or none."""
         with suppress(CacheError):  # there is none; or it is no cache
-            made = Index.parse(str(self._target)).fingerprint.get("build")
-            return begun is not None and made == begun.get("build")
+            return Index.parse(str(self._target)).fingerprint.get("build") == build
         return False
 
     def finished(self, samples: range | None = None) -> list[Part]:

@@ -1,4 +1,4 @@
-"""How far a build is, as ``progress=`` is called with it."""
+"""How far a build is, as ``progress=`` is called with it, and in one line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dataloaders.cache.build.parts import Part, missing_in
+from dataloaders.cache.format.disk import size_of
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,19 @@ class BuildProgress:
     samples_per_second: float | None
     seconds_left: float | None
     shards_left: int = 0
+
+    def __str__(self) -> str:
+        rate, left, doing = self.samples_per_second, self.seconds_left, str(self.phase)
+        whole = f" of about {size_of(self.bytes_expected)}" if self.bytes_expected else ""
+        if self.waiting:
+            who = f"{self.shards_left} other ranks" if self.shards_left else "the process"
+            doing = f"waiting for {who} that build{'' if self.shards_left else 's'} it"
+        return (
+            f"{doing}  {self.samples_done:,} of {self.samples:,} samples"
+            f"{f', {rate:,.0f}/s' if rate else ''}, {size_of(self.bytes_done)}{whole}"
+            f"{f', {self.failed} left out' if self.failed else ''}"
+            f"{'' if left is None else f', {left:,.0f} s left'}"
+        )
 
 
 class Pace:

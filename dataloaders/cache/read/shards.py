@@ -33,11 +33,11 @@ def first_of(index: Index) -> int:
     return rank * length // of if rank < of else 0
 
 
-def check_shards(path: Path, index: Index) -> None:
+def check_shards(path: Path, index: Index, *, by_digest: bool = False) -> None:
     """Raise a CacheError unless each part of the cache at ``path`` is there, with all its bytes.
 
     Only the first part is opened, and any that looks wrong. Another file of the same size is
-    noticed by `open_shard`, when it is read.
+    noticed by `open_shard`, when it is read; ``by_digest``, which opens all, here.
     """
     if not index.shards:
         return
@@ -45,7 +45,8 @@ def check_shards(path: Path, index: Index) -> None:
     for number, shard in enumerate(index.shards):
         with suppress(OSError, ValueError):
             status = os.lstat(f"{folder}/{shard.name}")  # making a Path takes longer than this
-            if number and stat.S_ISREG(status.st_mode) and status.st_size == shard.file_bytes:
+            is_like = stat.S_ISREG(status.st_mode) and status.st_size == shard.file_bytes
+            if number and is_like and not by_digest:
                 continue
         os.close(open_shard(folder, shard, path))
 
