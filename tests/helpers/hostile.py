@@ -109,7 +109,7 @@ def _errors(path: Path, rows: Sequence[int] | None) -> Iterator[str]:
             yield str(error)
     cached.will_read(-(2**70), 2**70)  # says nothing, whatever the offsets are
     for column in cached.columns:
-        if column.fixed and column.packing is None and not cached.shards:
+        if column.shape is not None and column.packing is None and not cached.shards:
             cached.column(column.name).reshape(-1)[:100].tobytes()
         else:
             with pytest.raises(CacheError, match=r"different shapes|is compressed|shards"):

@@ -103,7 +103,7 @@ class _Combined:
     def sources(self, number: int) -> tuple[Source, ...]:
         """Return where the values of this column are in the parts."""
         found, rows, values = [], 0, 0
-        is_fixed = self.entries[number].fixed
+        is_fixed = self.entries[number].shape is not None
         for name, part in self._parts:
             entry = part.columns[number]
             if entry.values.size and not entry.is_none:

@@ -61,7 +61,7 @@ class Compressed:
         if is_small or is_done or largest * width > LARGEST_ROW:
             return entry
         piece = min(size, _PIECE // width)
-        if entry.fixed:
+        if entry.shape is not None:
             piece = largest * min(rows, max(1, _PIECE // (largest * width)))
         packing = Packing(self.codec, piece, Extent(0, 2 * -(-size // piece)))
         return replace(entry, packing=packing)

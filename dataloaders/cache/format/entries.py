@@ -93,11 +93,6 @@ class ColumnEntry:
     most_pixels: int | None = None  # width times height of the largest encoded image; None: as well
 
     @property
-    def fixed(self) -> bool:
-        """Whether every row has the same shape."""
-        return self.shape is not None
-
-    @property
     def largest_row(self) -> int | None:
         """How many values its largest row has; None: not known."""
         return self.most_values if self.shape is None else math.prod(self.shape)

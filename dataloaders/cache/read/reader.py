@@ -257,16 +257,17 @@ class CachedDataset(Dataset[Any]):
             known = ", ".join(map(shown, names[:8])) or "none"
             raise CacheError(f"{self.path} has no column {name!r}; it has {known}")
         number = names.index(name)
-        if self.columns[number].fixed and not self.index.shards:
-            self.file.refuse_cut_short()
-            return self.file.columns[number].values
-        why = "have different shapes, or are None; read them one by one"
-        if self.columns[number].fixed:
+        if self.columns[number].shape is None:
+            why = "have different shapes, or are None; read them one by one"
+        elif self.index.shards:
             why = (
                 f"stand in {len(self.index.shards)} shards, so they are not one array; read rows "
                 "by their numbers, or each shard's: "
                 f"[CachedDataset(shard).column({name!r}) for shard in cached.shards]"
             )
+        else:
+            self.file.refuse_cut_short()
+            return self.file.columns[number].values
         raise CacheError(f"the rows of column {name!r} in {self.path} {why}")
 
     def __getstate__(self) -> dict[str, Any]:
