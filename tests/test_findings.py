@@ -470,6 +470,8 @@ def test_a_setting_is_tried_around_blocks_of_steps_and_put_back(name, monkeypatc
     (finding,) = report.findings
     assert finding.name == name
     assert {each.step for each in report.timeline["synthetic"]} == {0.04}  # not those tried
+    said = " ".join(str(report).partition("-> the one change to make: ")[2].split())
+    assert said == " ".join(str(finding).split())  # the last line
     assert 0.0159 < finding.gain.low <= finding.gain.high < 0.0161
     switched = [on for (on, *_), (after, *_) in itertools.pairwise(seen) if on != after]
     assert 2 * len(switched) < sum(on for on, *_ in seen)  # a block has several steps

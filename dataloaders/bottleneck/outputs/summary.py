@@ -16,6 +16,7 @@ from dataloaders.bottleneck.causes.preparation import Call
 from dataloaders.bottleneck.evidence.verdict import BOUND_FROM, HELD_UP, STEP_BOUND_UP_TO, Analysis
 from dataloaders.bottleneck.outputs.contents import counted, times
 from dataloaders.bottleneck.report import Report
+from dataloaders.findings import Finding
 from dataloaders.machine import resources
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, Step
@@ -50,6 +51,8 @@ def summarise(
     if launched is not None and "synthetic" in arms:
         stalls["launch"] = _less(arms["synthetic"], launched)
     tips = [] if known.evidence is None else _advice(replace(known, stalls=stalls), feed, causes)
+    if known.verdict == "step-bound":
+        tips += _surest(fields["findings"])
     return Report(
         verdict=known.verdict,
         speedup_bound=known.speedup_bound,
@@ -179,6 +182,13 @@ def _advice(analysis: Analysis, feed: Feed, causes: Causes) -> list[str]:
     if verdict == "input-bound" and not feed.workers:
         return [*tips, _SERIAL]
     return tips + _UNPREDICTED.get(verdict, [])
+
+
+def _surest(findings: Sequence[Finding]) -> list[str]:
+    """Name the finding whose measured gain is the largest, if that gain is sure."""
+    sure = [(one.gain.estimate, one) for one in findings if one.gain and one.gain.low > 0]
+    largest = sorted(sure, key=lambda each: each[0])[-1:]
+    return [f"the one change to make: {one}" for _, one in largest]
 
 
 def _predicted(found: Sequence[Candidate], preparation: Sequence[Call]) -> list[str]:
