@@ -113,13 +113,13 @@ def test_a_batch_waits_for_its_own_copies_and_for_no_later_ones():
     first, second = transfer.send(batch_of(0)), transfer.send(batch_of(1))
     batch = transfer.receive(first)
     side = cuda.streams[1]
-    while not first.copied.happened:
-        assert side.queue[0]()
+    while not first.copied.is_set():
+        assert side.queue[0]() is not False
         side.queue.popleft()
     while cuda.default.queue:  # what the consumer's stream waits for has happened
-        assert cuda.default.queue[0]()
+        assert cuda.default.queue[0]() is not False
         cuda.default.queue.popleft()
-    assert not second.copied.happened
+    assert not second.copied.is_set()
     assert_same(batch, batch_of(0))
 
 

@@ -36,13 +36,10 @@ class PlayedPrefetch(Prefetch):
 
 
 class FakeStream:
-    def __init__(self) -> None:
-        self.queue: deque[Callable[[], bool]] = deque()
+    """Operations in their order; one that has to wait returns False."""
 
-
-class FakeEvent:
     def __init__(self) -> None:
-        self.happened = False
+        self.queue: deque[Callable[[], object]] = deque()
 
 
 class Block:
@@ -52,7 +49,7 @@ class Block:
         self.memory = torch.full((max(1, nbytes),), POISON, dtype=torch.uint8)
         self.stream: FakeStream | None = None
         self.used_on: set[FakeStream] = set()
-        self.pending: list[FakeEvent] = []
+        self.pending: list[threading.Event] = []
         self.free = False
 
 
@@ -93,25 +90,20 @@ class FakeCuda:
         finally:
             self._here.stream = before
 
-    def record(self, stream: FakeStream) -> FakeEvent:
-        event = FakeEvent()
-
-        def happen() -> bool:
-            event.happened = True
-            return True
-
-        stream.queue.append(happen)
+    def record(self, stream: FakeStream) -> threading.Event:
+        event = threading.Event()
+        stream.queue.append(event.set)
         return event
 
-    def stream_waits(self, stream: FakeStream, event: FakeEvent) -> None:
-        stream.queue.append(lambda: event.happened)
+    def stream_waits(self, stream: FakeStream, event: threading.Event) -> None:
+        stream.queue.append(event.is_set)
 
-    def thread_waits(self, event: FakeEvent) -> None:
+    def thread_waits(self, event: threading.Event) -> None:
         self.calls.append("thread waits")
-        while not event.happened:
+        while not event.is_set():
             self.idle.wait()
             with self._lock:
-                assert event.happened or self.progress(1), "a deadlock: no stream can go on"
+                assert event.is_set() or self.progress(1), "a deadlock: no stream can go on"
 
     def pinned_like(self, leaf: torch.Tensor) -> torch.Tensor:
         self.calls.append("pin")
@@ -141,10 +133,10 @@ class FakeCuda:
         if self.is_pinned(source) or self._is_on_device(source):
             memory = self._owner(source)
             later = _raw(memory, source)
-            self.current_stream().queue.append(lambda: _done(into.copy_(later)))
+            self.current_stream().queue.append(lambda: into.copy_(later))
         else:
             now = source.clone()
-            self.current_stream().queue.append(lambda: _done(into.copy_(now)))
+            self.current_stream().queue.append(lambda: into.copy_(now))
 
     def used_on(self, leaf: torch.Tensor, stream: FakeStream) -> None:
         for block in self.blocks:
@@ -159,7 +151,7 @@ class FakeCuda:
     def kernel(self, leaf: torch.Tensor, read: list[torch.Tensor]) -> None:
         """Queue work on the current stream that reads ``leaf`` when it runs."""
         raw = _raw(self._owner(leaf), leaf)
-        self.current_stream().queue.append(lambda: _done(read.append(raw.clone())))
+        self.current_stream().queue.append(lambda: read.append(raw.clone()))
 
     def progress(self, most: int) -> bool:
         """Run up to ``most`` queued operations of streams that can go on; whether any ran."""
@@ -169,7 +161,7 @@ class FakeCuda:
                 streams = [stream for stream in self.streams if stream.queue]
                 self._random.shuffle(streams)
                 for stream in streams:
-                    if stream.queue[0]():
+                    if stream.queue[0]() is not False:
                         stream.queue.popleft()
                         ran = True
                         break
@@ -189,7 +181,7 @@ class FakeCuda:
     def _block(self, nbytes: int) -> Block:
         for block in self.blocks:
             fits = block.free and block.memory.numel() == max(1, nbytes)
-            is_idle = all(event.happened for event in block.pending)
+            is_idle = all(event.is_set() for event in block.pending)
             if fits and is_idle and block.stream is self.current_stream():
                 return block
         self.blocks.append(Block(nbytes))
@@ -219,7 +211,3 @@ def _raw(memory: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     offset = leaf.data_ptr() - memory.data_ptr()
     size = leaf.numel() * leaf.element_size()
     return memory[offset : offset + size].view(leaf.dtype).as_strided(leaf.shape, leaf.stride())
-
-
-def _done(_: object) -> bool:
-    return True
