@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import namedtuple
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.sample.leaf import DTYPES, Leaf
 from dataloaders.cache.sample.sample import split
 
-from .compare import assert_same
+from .compare import assert_same, seed_everything
 
 Point = namedtuple("Point", "x y")
 MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "I;16", "I", "F")
@@ -54,9 +53,7 @@ def build_of_bytes(path: Path, kind: str, data: bytes, rows: int = 2) -> CachedD
 
 def seeded(dataset: Any, index: int) -> Any:
     """Return a sample, drawn with the process-wide generators seeded for it."""
-    torch.manual_seed(index + 100)
-    random.seed(index)
-    np.random.seed(index)
+    seed_everything(index)
     return dataset[index]
 
 
