@@ -233,6 +233,18 @@ def test_without_workers_the_iterator_counts_the_batches_of_its_thread():
         assert batches.counts()[0] == min(3, left + 1)  # of the last one the end
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_has_the_attributes_of_torchs(workers):
+    for data in (TensorDataset(torch.arange(8)), MapDataset(tensor_sample, 8)):
+        batches = iter(DataLoader(data, 4, num_workers=workers, backend="prefetch"))
+        torchs = iter(TorchLoader(data, 4, num_workers=workers))
+        for name in ("_num_workers", "_dataset_kind", "_num_yielded", "_index_sampler"):
+            assert type(getattr(batches, name)) is type(getattr(torchs, name))
+        assert batches._num_workers == workers
+        assert len(list(batches)) == 2
+        assert not hasattr(batches, "_no_such_name")
+
+
 # Endings
 
 

@@ -26,7 +26,21 @@ from .transfer import Transfer
 _POLL_S = 0.2
 
 
-class PrefetchedEpoch:
+class _OverTorchs(Iterator[Batch]):
+    """What every epoch has of the iterator it takes batches of, such as torch's ``_workers``."""
+
+    _iterator: Any
+
+    def __len__(self) -> int:
+        return len(self._iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_iterator":
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
+
+
+class PrefetchedEpoch(_OverTorchs):
     """One epoch of batches that the prefetch thread takes and sends ahead of use.
 
     Args:
@@ -41,7 +55,7 @@ class PrefetchedEpoch:
         self, source: Ahead, epoch: Epoch, transfer: Transfer, inner: Session, timeout: float
     ) -> None:
         self._source: Ahead | None = source
-        self._iterator: Any = source.iterator  # torch's
+        self._iterator = source.iterator
         self._epoch = epoch
         self._transfer = transfer
         self._inner: Session | None = inner
@@ -50,9 +64,6 @@ class PrefetchedEpoch:
         # drawn when the first batch is asked for.
         self._first = max(0, transfer.slots - source.in_flight)
         self._stop = weakref.finalize(self, epoch.stop)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         source = self._source
@@ -97,15 +108,6 @@ class PrefetchedEpoch:
             if time.monotonic() - max(asked, since) >= self._timeout:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
 
-    def __len__(self) -> int:
-        return len(self._iterator)
-
-    def __getattr__(self, name: str) -> Any:
-        # Attributes of torch's iterator, such as its workers.
-        if name.startswith("__") or name == "_iterator":
-            raise AttributeError(name)
-        return getattr(self._iterator, name)
-
     @property
     def running(self) -> bool:
         """Whether further batches may come."""
@@ -126,27 +128,21 @@ class PrefetchedEpoch:
         return ready + inner[0], ready + inner[1]
 
 
-class SynchronousEpoch:
+class SynchronousEpoch(_OverTorchs):
     """One epoch of batches that only the loop's own thread may take; each is copied at once."""
 
     def __init__(self, batches: Iterator[Batch], transfer: Transfer, inner: Session) -> None:
-        self._batches = batches
+        self._iterator = batches
         self._transfer = transfer
         self._inner: Session | None = inner
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
     def __next__(self) -> Batch:
         try:
-            batch = next(self._batches)
+            batch = next(self._iterator)
         except StopIteration:
             self._inner = None
             raise
         return self._transfer.receive(self._transfer.send(batch))
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]
 
     @property
     def running(self) -> bool:
