@@ -338,7 +338,7 @@ CORES, DALI = (
     Candidate("dali", {"num_workers": 1, "backend": "dali"}, Interval(0.9, 1.2, 1.7)),
 )
 H5 = Candidate("h5", {"backend": "h5"}, Interval(1.3, 1.35, 1.4))
-TRY = "to measure what changes gain in this loop, give --try (try_candidates=True)"
+TRY = "to measure what changes gain in this loop, give `--try` (try_candidates=True)"
 UNSURE = "no change of the input that was predicted is sure to gain 5 %"
 MISSING = "cores are missing: with twice as many, the loop is 1.44 x (1.10 to 1.70) as fast"
 

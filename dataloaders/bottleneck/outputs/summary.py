@@ -200,7 +200,7 @@ def _predicted(found: Sequence[Candidate], preparation: Sequence[Call]) -> list[
         tips.append("no change of the input that was predicted is sure to gain 5 %")
     possible = [one for one in found if one.options and not one.reason]
     if possible and not any(one.measured for one in possible):
-        tips.append("to measure what changes gain in this loop, give --try (try_candidates=True)")
+        tips.append("to measure what changes gain in this loop, give `--try` (try_candidates=True)")
     for cores in (one.predicted for one in found if one.name == "more cores"):
         if cores is not None and (gain is None or cores.estimate > gain.estimate):
             tips.append(
