@@ -13,7 +13,7 @@ from torchvision.transforms import functional as F
 pytest.importorskip("nvidia.nvimgcodec", reason="needs nvImageCodec, which comes with DALI")
 
 from backends.dali.decode import WindowDecoder
-from dataloaders.replaying import ReplayError, bilinear, plan
+from dataloaders.replaying import ReplayError, plan
 from dataloaders.replaying.host import HostReplay
 from helpers.compare import assert_same
 from helpers.pictures import saved, smooth
@@ -190,36 +190,3 @@ def test_windows_of_files_are_pillows(progressive):
                 assert made is None
             else:
                 assert np.array_equal(made, whole[upper:lower, left:right])
-
-
-def test_bilinear_resizing_is_pillows():
-    rng = np.random.default_rng(0)
-    for number in range(400):
-        width, height, wide, high = rng.integers(1, 120, 4).tolist()
-        if number % 4 == 0:  # near to where Pillow 13 changes the order of its passes
-            height = max(1, high + 2 * (width - wide) + number % 3 - 1)
-        pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
-        if number % 5 == 0:
-            pixels[pixels > 99] = 255
-        left, right = np.sort(rng.choice(wide + 1, 2, replace=False)).tolist()
-        upper, lower = np.sort(rng.choice(high + 1, 2, replace=False)).tolist()
-        crop = (left, upper, right, lower) if number % 2 else None
-        across, down = number % 3 == 0, number % 7 == 0
-        made = bilinear.resized(pixels, (wide, high), crop, (across, down))
-        if made is None:
-            assert max(width / wide, height / high) > 15
-            continue
-        image = np.asarray(Image.fromarray(pixels).resize((wide, high), 2).crop(crop))
-        image = image[:: -1 if down else 1, :: -1 if across else 1]
-        assert np.array_equal(made.numpy(), image), (width, height, wide, high)
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_images_are_resized_to_the_bit_whatever_pillow_does(replay, known, monkeypatch):
-    if not known:  # a Pillow whose results are no longer those of `bilinear`
-        monkeypatch.setattr(bilinear, "_order", lambda: None)
-    resize = v1.RandomResizedCrop((40, 36))
-    for more in ([], [v1.ColorJitter(0.3)], [v1.CenterCrop(30)], [v1.Resize((2, 3))]):
-        chain = v1.Compose([resize, v1.RandomHorizontalFlip(), *more, v1.ToTensor()])
-        stock, recorded = both(Photos(FILES, chain))
-        assert_same(replay.apply(recorded), stock)

@@ -4,7 +4,6 @@
 
 plan.py       what can be made in bulk
 host.py       decode and finish a batch in threads of the CPU
-bilinear.py   Pillow's bilinear resize, to the bit, in less time
 device.py     decode and finish a batch on a device; jpeg.py: of which files
 grouped.py    the table of calls: which kernel makes a call for all images at once
 kernels.py    colours, blurs, nearest warps and erasing, on a whole batch
