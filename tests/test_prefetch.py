@@ -241,7 +241,7 @@ def test_an_iterator_has_the_attributes_of_torchs(workers):
         for name in ("_num_workers", "_dataset_kind", "_num_yielded", "_index_sampler"):
             assert type(getattr(batches, name)) is type(getattr(torchs, name))
         assert batches._num_workers == workers
-        assert len(list(batches)) == 2
+        assert len(list(batches)) == batches._num_yielded == 2
         assert not hasattr(batches, "_no_such_name")
 
 
@@ -288,6 +288,7 @@ def test_the_last_batches_do_not_wait_for_the_workers_to_end(tmp_path):
     assert becomes_true(lambda: batches._shutdown)  # on the thread, which waits for the worker
     assert int(next(batches)) == 6
     assert worker.is_alive()
+    assert batches._num_yielded == 3
     flag.touch()
     assert next(batches, None) is None
 

@@ -184,7 +184,7 @@ class WorkersEpoch(Ahead):
 
     def handed_over(self) -> None:
         """Warn of more batches than an iterable dataset announced, as torch does; see `Ahead`."""
-        if not self.is_over:
+        if self._cancelled is self.iterator.cancelled:  # no newer epoch; workers may have ended
             next(self.iterator)
 
     def cancel(self) -> None:
