@@ -6,12 +6,12 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
 
 import pytest
 import torch
 
-from dataloaders.machine import threads, waiting
+from dataloaders import DataLoader
+from dataloaders.machine import threads
 from helpers.processes import is_true_in_a_fork
 
 
@@ -85,16 +85,17 @@ def interrupted_elsewhere():
     thread.join()
 
 
-def test_ctrl_c_delivered_to_another_thread_ends_a_wait(interrupted_elsewhere):
-    queue = SimpleQueue()
-    thread = threading.Thread(target=lambda: (time.sleep(0.5), queue.put("late")))
-    thread.start()
+def late(indices):
+    time.sleep(0.8)
+    return indices
+
+
+def test_ctrl_c_delivered_to_another_thread_ends_a_wait_for_a_batch(interrupted_elsewhere):
+    batches = iter(DataLoader([1], num_workers=1, collate_fn=late, backend="prefetch"))
     interrupted_elsewhere()
     with pytest.raises(KeyboardInterrupt):
-        waiting.join(thread)
-    assert waiting.get(queue) == "late"
-    waiting.join(thread)
-    assert not thread.is_alive()
+        next(batches)
+    assert next(batches) == [1]
 
 
 def test_a_child_forked_while_a_thread_is_limited_can_limit_its_own():
