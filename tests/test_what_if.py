@@ -4,6 +4,8 @@ import json
 import math
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from time import thread_time
 
@@ -20,7 +22,7 @@ from torchvision.transforms import Compose, RandomCrop, ToTensor, v2
 from bench.check import played
 from bench.check.played import HostOn, VirtualTime
 from dataloaders import DataLoader as Ours
-from dataloaders.bottleneck import Interval, check_bottleneck
+from dataloaders.bottleneck import Check, Interval, check_bottleneck
 from dataloaders.bottleneck.causes import causes
 from dataloaders.predicting import (
     Candidate,
@@ -66,6 +68,12 @@ def compute(seconds):
     until = thread_time() + seconds
     while thread_time() < until:
         pass
+
+
+def multiply(_):
+    """Compute for some milliseconds, as OpenMP's threads do: without Python's lock."""
+    matrix = torch.ones(700, 700)
+    return matrix @ matrix
 
 
 class Busy(Quick):
@@ -283,6 +291,26 @@ def test_samples_are_read_in_another_process():
     assert not report.preparation
     assert not report.candidates
     assert any("read elsewhere" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_of_several_threads_is_run_with_workers_after_its_only_epoch(fails, monkeypatch):
+    monkeypatch.setitem(candidates.__globals__, "_RUN_S", 0.05)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    loader = DataLoader(range(24), collate_fn=Busy(0.02))
+    check = Check(loader, budget_s=3, only_epoch=True)
+    steps = 0
+    with ThreadPoolExecutor(2) as threads, suppress(IndexError):
+        for _ in check:
+            steps += 1
+            list(threads.map(multiply, range(2)))
+            if fails and check.report().candidates:
+                raise IndexError("the script has no room for further batches")
+    report = check.report()
+    check.close()
+    assert report.verdict == "input-bound"
+    assert steps > 22  # two batches are the script's own
+    assert {"workers", "h5"} <= set(by_name(report.candidates))
 
 
 @pytest.mark.parametrize("count", [10**9, 12])  # fewer than are looked at

@@ -82,7 +82,8 @@ class Check:
         cache: path of the dataset's cache for these runs, built if it is missing; None: in a
             temporary folder.
         only_epoch: whether the first epoch may be the only one, as in a script: if it is short and
-            its waits support a verdict, no further epoch is begun.
+            its waits support a verdict, no further epoch is begun, except to predict gains beside a
+            step of several threads.
         agree: for several ranks: every rank calls it with its own numbers, at the same points of
             the loop, and gets those of rank 0. None: this process decides alone.
 

@@ -7,6 +7,7 @@ short first epoch           the check may end here, if the waits of its steps su
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 
@@ -56,6 +57,7 @@ class FirstSteps:
         self.steps = 0
         self.seconds = 0.0
         self.segments: list[Segment] = []
+        self._computed_s = self._stepped_s = 0.0  # of steps: on all cores, and by the clock
         self._resident: list[Segment] = []  # the last steps of a short first epoch
         self._blocks, self._watch, self._now = blocks, watch, blocks.now
         self._feed, self._pool, self._schedule = blocks.feed, blocks.pool, blocks.schedule
@@ -101,7 +103,7 @@ class FirstSteps:
                 pool.keep(host)
             self.steps += 1  # counted first: a consumer may never come back from its step
             self.batch = self.batch or describe(host)
-            given = self._now()
+            given, computed = self._now(), time.process_time()
             blocks.log.waited(given - begin, feed)
             with self._watch.step(self.steps):
                 interrupted = yield from self._watched(host)
@@ -114,6 +116,10 @@ class FirstSteps:
             if len(self.segments) < _MOST_KEPT:
                 self.segments.append(Segment(done - begin, 1, given - begin))
             self.seconds += done - begin
+            if self.steps > _UNSTEADY:
+                self._computed_s += time.process_time() - computed
+                self._stepped_s += done - given
+                blocks.step_cores = self._computed_s / max(1e-9, self._stepped_s)
             if steady.due and self._schedule.agree(float(self._over()))[0]:
                 return False
 

@@ -129,23 +129,28 @@ class Causes:
             return
         progress("what changes would gain")
         unknown = "what changes would gain is not known"
-        self.notes.append(f"{unknown}: the loop ended first")
+        self.notes.append(ended := f"{unknown}: the loop ended first")
         try:
             stages = self._stages(known, seen, size, host, until)
-            found = yield from candidates(
-                loader,
-                stages,
-                decodes="decode" in seen.by_call,
-                batches=self._blocks.feed.length,
-                until=until,
-                run=partial(self._turn, stages) if stepping else None,
-            )
+            run = partial(self._turn, stages)
+            # A script whose epoch is over may fail on more batches. Where a prediction needs them,
+            # there is one without them first.
+            ways = [run] if stepping else [None, run] if stages.sharing.crowded(1) else [None]
+            for way in ways:
+                self.candidates = yield from candidates(
+                    loader,
+                    stages,
+                    decodes="decode" in seen.by_call,
+                    batches=self._blocks.feed.length,
+                    until=until,
+                    run=way,
+                )
+                self.notes = [note for note in self.notes if note != ended]
         except Exception as error:  # the loader's own, or what a study of it ran into
-            self.notes[-1] = f"{unknown}: {last_line(error)}"
-            return
-        self.notes.pop()
-        self.candidates = found
-        most = max(one.options.get("num_workers", 0) for one in found)
+            if not self.candidates:
+                self.notes[-1] = f"{unknown}: {last_line(error)}"
+                return
+        most = max(one.options.get("num_workers", 0) for one in self.candidates)
         if isinstance(loader.dataset, IterableDataset) and most > max(1, loader.num_workers):
             self.notes.append(
                 "the dataset is iterable: if it does not divide its samples among workers "
