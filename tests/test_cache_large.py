@@ -35,7 +35,7 @@ def test_samples_of_100_megabytes_that_are_more_than_2_gib(path, one_shape):
         )
         return volume, index
 
-    cached = precompute(Made(scan, 21), path, num_workers=2)
+    cached = precompute(Made(scan, 21), path, num_workers=2, single_file=True)
     assert path.stat().st_size > 1 << 31
     for index in (0, 10, 20):  # the last lies behind 2 GiB
         volume, number = cached[index]

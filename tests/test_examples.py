@@ -42,12 +42,13 @@ def test_the_import_is_the_only_change(photos, tmp_path, ours):
 
 
 @pytest.mark.nightly
-def test_a_lightning_script_is_checked(photos, tmp_path):
+def test_a_lightning_script_is_checked(tmp_path, tmp_path_factory):
+    photos = write_folder(tmp_path_factory.mktemp("photos"), 130, "PNG")
     script = tmp_path / "train_lightning.py"
     script.write_text((EXAMPLES / "train_lightning.py").read_text())
-    command = ["-m", "dataloaders", "check", "--budget", 4, "--loader", 1, "--no-predict"]
+    command = ["-m", "dataloaders", "check", "--budget", 4, "--no-predict"]
     done = warm.run([*command, script, "--data", photos], cwd=tmp_path, timeout=100)
-    assert "measured in loader 1: DataLoader of ImageFolder, 1 batches of 32" in done.stdout
+    assert "measured in loader 1: DataLoader of ImageFolder, 5 batches of 32" in done.stdout
     assert "the script was ended after" in done.stdout
     assert [child.name for child in tmp_path.iterdir()] == ["train_lightning.py"]
 

@@ -36,7 +36,8 @@ class Ranks:
         self.size = dist.get_world_size()
         self._patience = timedelta(seconds=patience_s)
         self._calls = 0
-        self._gathered = False
+        self._reported = threading.Event()
+        self._watcher: threading.Thread | None = None
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.PrefixStore(  # type: ignore[attr-defined]
             "dataloaders-check", store
@@ -49,9 +50,10 @@ class Ranks:
             return None
         ranks = cls(patience_s)
         if ranks.rank:
-            threading.Thread(
+            ranks._watcher = threading.Thread(
                 target=ranks._end_with_rank_0, name="dataloaders-ranks", daemon=True
-            ).start()
+            )
+            ranks._watcher.start()
         return ranks
 
     @property
@@ -87,7 +89,10 @@ class Ranks:
 
         Ranks that do not answer in time are missing. Call it once, at the end.
         """
-        self._gathered = True
+        self._reported.set()
+        if self._watcher is not None:
+            # A thread that is in the store's code when the interpreter ends would abort it.
+            self._watcher.join(_GRACE_S)
         with suppress(RuntimeError, StopScript):  # rank 0 has ended
             self._store.set(f"end/{self.rank}", json.dumps(own))
             if self.rank == 0:
@@ -106,13 +111,13 @@ class Ranks:
     def _end_with_rank_0(self) -> None:
         """End this rank after rank 0, since a collective may block it for ever."""
         while not self.rank_0_ended:
-            time.sleep(1.0)
-        time.sleep(_GRACE_S)
-        if not self._gathered:
-            with suppress(StopScript):
-                stop()
-            time.sleep(_GRACE_S)
-        if not self._gathered:
+            if self._reported.wait(1.0):
+                return
+        if self._reported.wait(_GRACE_S):
+            return
+        with suppress(StopScript):
+            stop()
+        if not self._reported.wait(_GRACE_S):
             os._exit(0)  # it waits in a library, where no exception reaches it
 
     def _wait_for(self, key: str, most_s: float) -> str:
