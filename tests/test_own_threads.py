@@ -1,10 +1,10 @@
 """Background threads: torch's threads and CUDA's capture mode in them; Ctrl-C during a wait."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -85,16 +85,18 @@ def interrupted_elsewhere():
     thread.join()
 
 
-def late(indices):
-    time.sleep(0.8)
-    return indices
-
-
 def test_ctrl_c_delivered_to_another_thread_ends_a_wait_for_a_batch(interrupted_elsewhere):
+    ready = multiprocessing.get_context("fork").Event()
+
+    def late(samples):
+        assert ready.wait(20)
+        return samples
+
     batches = iter(DataLoader([1], num_workers=1, collate_fn=late, backend="prefetch"))
     interrupted_elsewhere()
     with pytest.raises(KeyboardInterrupt):
         next(batches)
+    ready.set()
     assert next(batches) == [1]
 
 

@@ -147,7 +147,8 @@ class Causes:
                     run=way,
                 )
                 self.notes = [note for note in self.notes if note != ended]
-                until += (time.perf_counter() - begun) * (way is None)  # the other takes its own
+                if way is None:
+                    until += time.perf_counter() - begun  # the short runs have their whole time
         except Exception as error:  # the loader's own, or what a study of it ran into
             if not self.candidates:
                 self.notes[-1] = f"{unknown}: {last_line(error)}"
@@ -287,10 +288,7 @@ def _pinning(host: Batch) -> tuple[float, float]:
     """Return the seconds that pinning a batch takes, and the CPU seconds; 0 if none is pinned."""
     if not torch.accelerator.is_available():
         return 0.0, 0.0
-    copied, begin, cpu = (
-        map_tensors(host, torch.Tensor.clone),
-        time.perf_counter(),
-        time.thread_time(),
-    )
+    copied = map_tensors(host, torch.Tensor.clone)
+    begin, cpu = time.perf_counter(), time.thread_time()
     map_tensors(copied, torch.Tensor.pin_memory)
     return time.perf_counter() - begin, time.thread_time() - cpu
