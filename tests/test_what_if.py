@@ -31,6 +31,7 @@ from dataloaders.predicting import (
     Stages,
     best_of,
     candidates,
+    left_open,
     seconds_of_a_worker,
     seconds_per_batch,
     small_caches,
@@ -673,6 +674,17 @@ class TestModel:
         assert best_of([replace(build, measured=exactly(1.5)), one]) is one
         assert best_of([replace(one, predicted=exactly(1.01))]) is None
         assert best_of([Candidate("dali", reason="no device")]) is None
+
+    def test_left_open_is_what_may_gain_and_may_be_the_best(self):
+        def change(name, *ends, **more):
+            return Candidate(name, {"num_workers": 1}, Interval(*ends), **more)
+
+        best, near = change("best", 1.9, 2.0, 2.1), change("near", 1.5, 1.7, 1.87)
+        beaten, out = change("beaten", 1.2, 1.5, 1.8), change("out", 3.0, 3.0, 3.0, reason="why")
+        assert left_open([beaten, near, out, best]) == [near, best]
+        assert left_open([beaten, Candidate("more cores", predicted=exactly(3.0))]) == [beaten]
+        assert left_open([change("nothing", 0.9, 1.0, 1.04)]) == []
+        assert left_open([change("little", 0.9, 1.0, 1.06)]) != []
 
 
 # The queue of workers

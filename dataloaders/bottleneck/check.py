@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from dataloaders.findings import Facts, Watch, findings_of
 from dataloaders.measuring.clocks import Clock, HostClock, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import BlockTimes, Interval
+from dataloaders.predicting import Candidate, possible
 
 _CONTENTION_SHARE = 0.03
 
@@ -78,7 +79,8 @@ class Check:
         predict: whether to go on after the verdict, for up to half of the budget: to measure what
             preparation consists of and predict what changes would gain, or, if the step is the
             bottleneck, to measure the gain of settings that findings name.
-        try_candidates: whether to run these changes with the step, too.
+        try_candidates: whether to run these changes with the step, too; or a function that returns
+            those of them to run.
         cache: path of the dataset's cache for these runs, built if it is missing; None: in a
             temporary folder.
         only_epoch: whether the first epoch may be the only one, as in a script: if it is short and
@@ -102,7 +104,7 @@ class Check:
         progress: Callable[[Progress], None] | None = None,
         clock: Clock | None = None,
         predict: bool = True,
-        try_candidates: bool = False,
+        try_candidates: bool | Callable[[Sequence[Candidate]], Sequence[Candidate]] = False,
         cache: str | None = None,
         only_epoch: bool = False,
         agree: Agree | None = None,
@@ -133,8 +135,8 @@ class Check:
             device=None if device is None else torch.device(device),
             only_epoch=only_epoch and not try_candidates,
         )
-        self._predict = predict or try_candidates
-        self._trying = try_candidates
+        self._predict = predict or bool(try_candidates)
+        self._trying = possible if try_candidates is True else try_candidates or None
         self._causes = Causes(loader, self._blocks, cache)
         self._settings = TriedSettings(self._blocks, self._watch)
         self._rounds: list[dict[str, BlockTimes]] = []

@@ -81,11 +81,11 @@ Runs an unmodified training script, measures how many samples a second its step 
 worker settings on its loader to find the smallest that keeps up. Prints the trials and the line to
 change. The choice is remembered: num_workers="auto" uses it from then on.
 
-With --backends it does the same as dataloaders check --try: it predicts what each change of the
-input would gain, and tries each in the script's loop, between two turns of the loader as it is. The
+With --backends it predicts what each change of the input would gain, as dataloaders check does, and
+tries those that may be the best in the script's loop, between two turns of the loader as it is. The
 best way is remembered for this dataset, script and machine: backend="auto" uses it from then on,
-and loader.explain() says which it is and since when. h5 can be chosen only with --cache FILE; that
-cache is built if it is missing.
+and loader.explain() says which it is and since when. h5 is tried only with --cache FILE; that cache
+is built if it is missing.
 
 examples:
   dataloaders tune train.py -- --epochs 3

@@ -193,9 +193,11 @@ class _Measuring:
 
     def _measure(self, loader: Any, iterate: Any) -> Check:
         options, budget_s, cache = self._options, self._options.budget, self._options.cache
+        trying = options.try_candidates
         if options.remember:
             loader, iterate = without_auto(loader, iterate)
             self._best_way = BestWay(loader, cache)
+            trying = self._best_way.left_open
             budget_s /= 2  # the trials take about as long as the check
         check = Check(
             loader,
@@ -203,7 +205,7 @@ class _Measuring:
             iterate=iterate,
             progress=self.line,
             predict=options.predict,
-            try_candidates=options.try_candidates,
+            try_candidates=trying,
             cache=cache,
             only_epoch=True,
             agree=None if self.ranks is None else self.ranks.agree,

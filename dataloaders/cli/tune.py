@@ -1,6 +1,6 @@
 """``dataloaders tune``: try worker settings on a script's loader, with its own loop as the step.
 
-With ``--backends`` it is ``check --try``, whose best way is remembered.
+With ``--backends`` it is a check that tries what its predictions leave open and keeps the best.
 """
 
 from __future__ import annotations

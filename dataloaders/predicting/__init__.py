@@ -14,6 +14,8 @@ from dataloaders.predicting.candidates import (
     backend_with,
     best_of,
     candidates,
+    left_open,
+    possible,
     settings_of,
     variant_of,
 )
@@ -31,7 +33,9 @@ __all__ = [
     "best_of",
     "build",
     "candidates",
+    "left_open",
     "plus",
+    "possible",
     "ratio",
     "seconds_of_a_worker",
     "seconds_per_batch",

@@ -144,6 +144,18 @@ def candidates(
     return tuple(replace(one, ours=ours) for one in sorted(found, key=lambda one: -_gain(one)))
 
 
+def possible(found: Sequence[Candidate]) -> list[Candidate]:
+    """Return the changes of the code that have nothing against them."""
+    return [one for one in found if one.options and not one.reason]
+
+
+def left_open(found: Sequence[Candidate]) -> list[Candidate]:
+    """Return the possible changes that may gain 5 %, and may be the best, by their predictions."""
+    gains = [(one, one.predicted) for one in possible(found)]
+    least = max([_GAINS, *(gain.low / _ALIKE for _, gain in gains if gain is not None)])
+    return [one for one, gain in gains if gain is None or gain.high >= least]
+
+
 def _has_workers(candidate: Candidate) -> bool:
     return "num_workers" in candidate.options and "backend" not in candidate.options
 
@@ -158,7 +170,7 @@ def best_of(found: Sequence[Candidate]) -> Candidate | None:
         gain, tried = one.measured or one.predicted, one.measured
         return gain is not None and gain.low > 1 and (not tried or tried.estimate >= _GAINS)
 
-    usable = [one for one in found if one.options and not one.reason and gains(one)]
+    usable = [one for one in possible(found) if gains(one)]
     best = max(usable, key=_gain, default=None)
     if best is None or _gain(best) < _GAINS:
         return None

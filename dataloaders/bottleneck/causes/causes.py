@@ -17,7 +17,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -82,11 +82,16 @@ class Causes:
         return {**waits, "batches": batches, "slow": self.slow}
 
     def find(
-        self, known: Analysis, progress: Callable[[str], None], *, trying: bool, stepping: bool
+        self,
+        known: Analysis,
+        progress: Callable[[str], None],
+        *,
+        trying: Callable[[Sequence[Candidate]], Sequence[Candidate]] | None,
+        stepping: bool,
     ) -> Iterator[Batch]:
         """Find the causes; yield batches to step on, if ``stepping`` says that the loop goes on.
 
-        ``progress`` is called with each phase that begins.
+        ``progress`` is called with each phase that begins, ``trying`` to choose what to try.
         """
         loader = self._loader
         if not isinstance(loader, DataLoader):
@@ -163,8 +168,8 @@ class Causes:
             progress("what files cost that are not in memory")
             left_s = until - time.perf_counter()
             self.fetch = yield from cold_block(loader, self._blocks, seen, size, left_s, self.notes)
-        if trying:
-            yield from self._try(stages)
+        if trying is not None:
+            yield from self._try(stages, trying(self.candidates))
 
     def _stages(
         self, known: Analysis, seen: Prepared, size: int, host: Batch, until: float
@@ -236,7 +241,7 @@ class Causes:
         usual = statistics.median(self._blocks.log.waits or [0.0])
         return max(0.0, statistics.median(feed.epoch_starts) + ends - usual) / feed.length
 
-    def _try(self, stages: Stages) -> Iterator[Batch]:
+    def _try(self, stages: Stages, chosen: Sequence[Candidate]) -> Iterator[Batch]:
         """Run each candidate with the step, between two turns of the loader as it is.
 
         A cache is built in a temporary folder if that takes no longer than the check.
@@ -244,10 +249,8 @@ class Causes:
         before: Interval | None = None
         seconds = max(_LEAST_TRIAL_S, _TRIAL_SHARE * self._budget_s)
         with tempfile.TemporaryDirectory() as folder:
-            for number, candidate in enumerate(self.candidates):
+            for candidate in chosen:
                 options = candidate.options
-                if not options or candidate.reason:
-                    continue
                 if self._cache is None and candidate.build_s > self._budget_s:
                     continue
                 cache = candidate.cache_in(self._cache or os.path.join(folder, "train.h5"))
@@ -266,8 +269,7 @@ class Causes:
                     low, high = min(before.low, after.low), max(before.high, after.high)
                     tried = replace(candidate, measured=ratio(Interval(low, mean, high), took))
                     before = after
-                found = list(self.candidates)
-                found[number] = tried
+                found = (tried if one is candidate else one for one in self.candidates)
                 self.candidates = tuple(found)
 
     def _turn(

@@ -20,7 +20,7 @@ from dataloaders.findings import Finding
 from dataloaders.machine import resources
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, Step
-from dataloaders.predicting import Candidate, best_of
+from dataloaders.predicting import Candidate, best_of, possible
 
 _LAUNCH_SHARE = 0.05  # of a step; a smaller one is not mentioned
 _COPYING = ("host", "real")  # arms whose step copies its batch, where any does
@@ -198,8 +198,7 @@ def _predicted(found: Sequence[Candidate], preparation: Sequence[Call]) -> list[
     tips = []
     if best is None:
         tips.append("no change of the input that was predicted is sure to gain 5 %")
-    possible = [one for one in found if one.options and not one.reason]
-    if possible and not any(one.measured for one in possible):
+    if possible(found) and not any(one.measured for one in found):
         tips.append("to measure what changes gain in this loop, give `--try` (try_candidates=True)")
     for cores in (one.predicted for one in found if one.name == "more cores"):
         if cores is not None and (gain is None or cores.estimate > gain.estimate):
