@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -180,9 +181,9 @@ class Images:
 def _fill(out: torch.Tensor, moved: Sequence[_Moved], pointwise: Pointwise) -> None:
     """Fill ``out`` with the windows, or with the floats that ``pointwise`` makes of them."""
     at_once = max(1, _AT_ONCE // max(1, out[0].numel()))
-    for begin in range(0, len(out), at_once):
-        some = out[begin : begin + at_once]
-        for place, each in zip(some.numpy(), moved[begin : begin + at_once], strict=True):
+    places = zip(out.numpy(), moved, strict=True)
+    for some in torch.split(out, at_once):
+        for place, each in islice(places, len(some)):
             _put(place, *each)
         pointwise.finish(some)
 
