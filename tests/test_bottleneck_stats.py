@@ -272,6 +272,24 @@ class TestAllowances:
         assert got.high == pytest.approx(plain.high * high)
         assert got.estimate == plain.estimate
 
+    @pytest.mark.parametrize(("wait", "verdict"), [(0.001, "step-bound"), (1.0, "input-bound")])
+    @pytest.mark.parametrize("held", ["synthetic", "real"])
+    def test_a_wait_that_is_measured_apart_is_no_gain_and_as_long_as_it_was(
+        self, wait, verdict, held
+    ):
+        """Other processes take 0.4 of the time of one arm; the step takes 1 s, with them or not."""
+        arms = {"synthetic": Segment(1.0, 1), "real": Segment(1 + wait, 1, wait)}
+        rounds = [{arm: block_of([each] * 4) for arm, each in arms.items()}]
+        took = rounds[0][held]
+        rounds[0][held] = replace(took, held=0.4 * took.seconds)
+        found = analyse(rounds, parallel=False)
+        assert (found.evidence, found.verdict) == ("waits", verdict)
+        bound = found.speedup_bound
+        assert 1 - 0.01 <= bound.low <= bound.estimate == pytest.approx(1 + wait)
+        assert bound.high == pytest.approx(
+            1 + wait / 0.6 if held == "synthetic" else bound.high, rel=0.02
+        )
+
     def test_starts_of_epochs_are_shared_by_their_batches(self):
         """An epoch of 20 batches starts in 4 s where the loop waits 0.5 s for each batch anyway."""
         rounds = rounds_of(0.0, synthetic=1.0, real=1.5)

@@ -61,6 +61,7 @@ class Estimate:
     draws: Mapping[str, Array]
     means: Mapping[str, float]
     count: int
+    apart: bool = False  # whether the gap is a wait that was measured within real steps
 
     def stalls(self) -> tuple[dict[str, Array], dict[str, float]]:
         """Return draws and means of the seconds a batch that each cause takes.
@@ -207,7 +208,7 @@ def _by_waits(
         count = min(count, _effective(real[:, 2]))  # the waits vary most
     found = _estimate("waits", draws, means, count)
     if alone:
-        return found
+        return replace(found, apart=True)
     # Workers make no step faster, so at least its wait is lost.
     sure = 1 + ratio_draws(real[:, 2], real[:, 0] - real[:, 2], 0)
     mean = 1 + float(real[:, 2].sum() / (real[:, 0] - real[:, 2]).sum())
@@ -276,6 +277,9 @@ def undisturbed(found: Estimate, rounds: Sequence[Round], loop: Loop) -> Estimat
     else:
         free = (1 - held_real) / (1 - held)
         low, high = low * min(1.0, free), high * max(1.0, free)
+    if found.apart:  # it is no gain, and the wait is as long as it was beside any step
+        low = max(low, min(bound.low, 1.0))
+        high = min(high, 1 + (bound.high - 1) / (1 - max(held, held_real)))
     if loop.asynchronous:
         low = bound.low * (1 - (held if loop.parallel else held_real))
     return replace(found, bound=Interval(low, bound.estimate, high))
