@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import Compose, RandomCrop, Resize, ToTensor
 
 from backends.h5 import H5
 from dataloaders import DataLoader
@@ -101,18 +100,6 @@ def test_a_finished_cache_is_opened_whatever_its_dataset_draws(path):
     assert len(precompute(Made(seeds, SIZE), path, num_workers=0)) == SIZE
     loader = DataLoader(Made(seeds, SIZE), 50, backend=H5(path, build="never"))
     assert len(list(loader)) == SIZE // 50
-
-
-class Pictures(Made):
-    def sample(self, index):
-        return self.transform(Image.new("RGB", (20, 30), (index % 256, index // 256, 7))), index
-
-
-def test_what_stays_live_may_draw(path):
-    dataset = Pictures(size=SIZE, transform=Compose([Resize((9, 9)), RandomCrop(8), ToTensor()]))
-    cached = precompute(dataset, path, num_workers=2)
-    assert [line.partition("(")[0] for line in cached.index.tail] == ["RandomCrop", "ToTensor"]
-    assert [label for _, label in cached] == list(range(SIZE))
 
 
 def test_the_targets_of_packed_files_may_not_be_drawn(path):

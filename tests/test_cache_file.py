@@ -74,12 +74,6 @@ def test_no_rows(tmp_path):
         assert list(file["failed/rows"]) == [0, 1]
 
 
-@pytest.mark.parametrize("sample", [{}, (), {"a": [(), {}]}], ids=str)
-def test_samples_without_leaves(tmp_path, sample):
-    build(tmp_path / "a.h5", [sample] * 5)
-    assert list(CachedDataset(tmp_path / "a.h5")) == [sample] * 5
-
-
 def test_many_columns(tmp_path):
     samples = [{f"column {n}": n + row for n in range(1000)} for row in range(3)]
     index = build(tmp_path / "a.h5", samples)
