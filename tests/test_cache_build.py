@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import random
 import re
 import resource
 import shutil
@@ -23,7 +22,7 @@ from torch.utils.data import get_worker_info
 from dataloaders.cache import CachedDataset, Compressed, estimate, precompute, verify
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers.cached import spoil
-from helpers.compare import assert_same, generator_states
+from helpers.compare import assert_same
 from helpers.datasets import CountingStream, Made, Numbered
 from helpers.processes import children, is_true_in_a_fork, wait_until_gone
 
@@ -367,22 +366,6 @@ def test_a_part_of_something_else_is_made_again(path, tmp_path):
     part = other.with_suffix(".parts") / "00020.h5"
     part.rename(path.with_suffix(".parts") / part.name)
     assert all(sample != "other" for sample in build(dataset, path, rows=4))
-
-
-def drawn(index):
-    return {"a": torch.rand(3), "b": np.random.rand(2), "c": random.random(), "d": index}
-
-
-def test_allow_random_keeps_one_draw_the_same_in_any_process(tmp_path):
-    before, contents = generator_states(), set()
-    for number, (workers, rows) in enumerate([(0, 40), (2, 3), (1, 7)]):
-        path, options = tmp_path / f"{number}.h5", {"num_workers": workers, "rows": rows}
-        cached = build(Made(drawn, SIZE), path, allow_random=True, **options)
-        contents.add(path.read_bytes())
-        build(Numbered(), tmp_path / f"n{number}.h5", num_workers=workers)
-    assert len(contents) == 1
-    assert len({sample["c"] for sample in cached}) == SIZE
-    assert_same(generator_states(), before)
 
 
 def test_what_no_seed_fixes(path):

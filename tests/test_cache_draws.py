@@ -12,6 +12,7 @@ from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import precompute
 from dataloaders.errors import CacheError
+from helpers.compare import assert_same, generator_states
 from helpers.datasets import Made
 from helpers.pictures import saved
 
@@ -83,16 +84,23 @@ def test_a_sample_that_drew_and_failed_is_not_left_out(path):
 
 
 def test_a_refused_build_goes_on_with_allow_random(path, tmp_path):
-    dataset = drawing(random.random, [UNSTUDIED], shown=True)
+    def draws():
+        return [float(torch.rand(())), np.random.rand(), random.random()]
+
+    before, dataset = generator_states(), drawing(draws, [UNSTUDIED], shown=True)
     with pytest.raises(CacheError, match=f"sample {UNSTUDIED}"):
         precompute(dataset, path, num_workers=0, rows=10)
     rare = precompute(dataset, path, num_workers=0, rows=10, allow_random=True)
     again = precompute(dataset, tmp_path / "b.h5", num_workers=0, allow_random=True)
     assert path.read_bytes() == again.path.read_bytes()
     # What is drawn is a function of the sample's number, whether or not the others draw.
-    all_draw = drawing(random.random, range(SIZE), shown=True)
-    every = precompute(all_draw, tmp_path / "c.h5", num_workers=2, allow_random=True)
+    all_draw, options = drawing(draws, range(SIZE), shown=True), {"allow_random": True}
+    every = precompute(all_draw, tmp_path / "c.h5", num_workers=2, rows=30, **options)
+    other = precompute(all_draw, tmp_path / "d.h5", num_workers=1, rows=70, **options)
+    assert every.path.read_bytes() == other.path.read_bytes()
     assert rare[UNSTUDIED][2] == every[UNSTUDIED][2]
+    assert all(len(set(drawn)) == SIZE for drawn in zip(*(row[2] for row in every), strict=True))
+    assert_same(generator_states(), before)
 
 
 def test_a_finished_cache_is_opened_whatever_its_dataset_draws(path):

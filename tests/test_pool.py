@@ -10,7 +10,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -68,43 +67,6 @@ def test_a_pooled_tensor_behaves_like_a_fresh_one():
     assert torch.load(file).equal(tensor.detach())
 
 
-# What keeps the memory out of the pool
-
-
-class Holder:
-    def __init__(self, held):
-        self.held = held
-        self.itself = self  # a cycle: only the garbage collector ends it
-
-
-KEEPERS = {
-    "element": lambda t: t[3],
-    "numpy": lambda t: t.numpy()[4:].view(np.float32)[1:],
-    "frombuffer": lambda t: torch.frombuffer(t.numpy(), dtype=torch.uint8),
-    "dlpack": lambda t: torch.utils.dlpack.to_dlpack(t),
-    "numpy by dlpack": lambda t: np.from_dlpack(t),
-    "saved for backward": lambda t: torch.ones(1, requires_grad=True) * t.view(torch.float32),
-    "shallow copy": copy.copy,
-}
-
-
-def test_any_reference_to_a_tensor_keeps_its_memory():
-    for name, keep in KEEPERS.items():
-        pool = pool_of()
-        tensor = lent(pool).fill_(7)
-        address = tensor.data_ptr()
-        kept = keep(tensor)
-        del tensor
-        assert bytes_of(pool) == (SIZE, 0), name
-        other = lent(pool).fill_(9)
-        assert other.data_ptr() != address, name
-        del kept
-        assert bytes_of(pool) == (SIZE, SIZE), name
-        assert lent(pool).data_ptr() == address, name
-        other.share_memory_()  # a copy elsewhere
-        assert bytes_of(pool)[1] == 2 * SIZE
-
-
 # Which buffer, and how many
 
 
@@ -138,6 +100,12 @@ def test_buffers_are_at_most_twice_their_tensors_and_unused_ones_are_released(st
 
 
 # Threads, forks, the end
+
+
+class Holder:
+    def __init__(self, held):
+        self.held = held
+        self.itself = self  # a cycle: only the garbage collector ends it
 
 
 def test_threads_and_the_collector_never_share_a_buffer():
