@@ -98,6 +98,7 @@ def test_one_worker_a_core_and_no_more_than_16(monkeypatch):
         monkeypatch.setattr(resources, "usable_cores", lambda cores=cores: cores)
         assert resolved(Files())[0] == workers
         assert [resolved(Files(size))[0] for size in (0, 4)] == [0, 1]  # no more than batches
+        assert resolved(Files(4), batch_size=None)[0] == min(workers, 4)
 
 
 class Augmented(TensorDataset):
@@ -139,14 +140,16 @@ def test_unusual_datasets_are_accepted_and_invalid_values_are_torchs_errors():
 
 def test_a_learned_choice_is_used_for_its_batch_size_and_bounded_by_the_cores(monkeypatch):
     learn(Files(), 1, 4, True)
-    assert resolved(Files()) == (1, 4, True)
+    assert resolved(Files()) == resolved(Files(), backend="auto") == (1, 4, True)
     assert resolved(Files(), batch_size=8)[1] == 2
     learn(Files(), 0, None, False)
     assert resolved(Files())[:2] == (0, None)
     assert resolved(Files(), persistent_workers=True)[:2] == (1, 2)
-    learn(Files(), 1000, 2, False, batch_bytes=1)
     monkeypatch.setattr(resources, "available_memory", lambda: 2**50)
-    assert resolved(Files())[0] == max(8, 4 * resources.usable_cores())
+    for cores, most in ((1, 8), (6, 24)):
+        monkeypatch.setattr(resources, "usable_cores", lambda cores=cores: cores)
+        learn(Files(), 1000, 2, False, batch_bytes=1)
+        assert resolved(Files())[0] == most
 
 
 def test_fewer_workers_where_memory_or_shared_memory_is_short(monkeypatch):
@@ -161,7 +164,9 @@ def test_fewer_workers_where_memory_or_shared_memory_is_short(monkeypatch):
     with pytest.warns(CapacityWarning, match=r"num_workers=3, prefetch_factor=1: 5 workers"):
         assert resolved(Files())[:2] == (3, 1)
     with pytest.warns(CapacityWarning, match="--shm-size"):
-        assert resolved(Files(), prefetch_factor=2)[0] == 1
+        assert [resolved(Files(), prefetch_factor=depth)[0] for depth in (1, 2)] == [3, 1]
+    with pytest.warns(CapacityWarning, match=r"num_workers=5, prefetch_factor=1"):
+        assert resolved(Files(), num_workers=5)[:2] == (5, 1)
     learn(Files(), 5, 2, False, batch_bytes=1000)  # not one of them fits
     with pytest.warns(CapacityWarning) as caught:
         loader = DataLoader(Files(), 4, **AUTO)

@@ -48,8 +48,8 @@ def whole(wholes):
 
 
 @pytest.fixture
-def read(folder):
-    """What errors say of a file with these bytes; "read" if there are none."""
+def read(folder, wholes):
+    """What errors say of a file with these bytes; "read" if there are none. Files are replaced."""
 
     def read(data, name="mixed", **options):
         return "; ".join(sorted(said_of(folder / f"{name}.h5", data, **options))) or "read"
@@ -111,7 +111,7 @@ MALFORMED = {
         "columns.0.shape": (
             [6, 5, 3], [3, 6, 6], [3, 2**47, 0], [1] * 31, [1] * 32, [2**48] * 100_000,
         ),
-        "columns.2.variants": ([["array", 2]],),
+        "columns.2.variants": ([["array", 2]], []),
         "columns.5.variants": (KINDS, KINDS[:255]),
         "columns.0.dimensions": (2, None),
         "columns.0.values": ([0, 990], [2**48, 990], [2**63, 990], [4096], None),
@@ -258,6 +258,10 @@ def test_rows_by_the_billion_that_take_no_room(tmp_path, read):
     spoilt = Whole((tmp_path / "a.h5").read_bytes())
     assert read(spoilt.changed({"rows": 2**48, "samples": 2**48})) == "read"
     assert "malformed" in read(spoilt.changed({"rows": 2**48 + 1, "samples": 2**48 + 1}))
+    assert "structure is missing" in read(spoilt.changed({"structure": None, "columns": []}))
+    build(tmp_path / "a.h5", [np.zeros((2, 3, 0))] * 2)
+    spoilt = Whole((tmp_path / "a.h5").read_bytes())
+    assert "malformed: shape of" in read(spoilt.changed({"columns.0.shape": [2**48, 2**48, 0]}))
 
 
 def header(length, block, version=4):

@@ -97,9 +97,11 @@ def test_a_compressed_row_that_is_larger_than_the_index_says(path):
     rule = "row 3: it has 1000000 values, and it may have 40000"
     with takes_less_than(1 << 20), pytest.raises(CacheError, match=rule):
         CachedDataset(path)[3]
-    changed(path, 0, most_values=(1 << 26) + 1)  # of four bytes
-    with pytest.raises(CacheError, match="is malformed: packing of column 'sample' is"):
-        CachedDataset(path)
+    one_piece = {"packing.piece": 1_000_000, "packing.pieces.1": 2}
+    for values in (one_piece, {"most_values": (1 << 26) + 1}):  # of four bytes each
+        changed(path, 0, **values)
+        with pytest.raises(CacheError, match="is malformed: packing of column 'sample' is"):
+            CachedDataset(path)
 
 
 def test_a_tiff_file_whose_tiles_are_larger_than_all_images(path):

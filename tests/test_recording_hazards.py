@@ -85,7 +85,9 @@ images(
     numpy_copies=lambda im: Image.fromarray(
         after(array := np.array(im), array.__setitem__(slice(1, 3), 9))
     ),
+    of_another_mode=lambda im: Image.fromarray(np.asarray(im), "HSV"),
     getpixel=lambda im: im.getpixel((3, 4)),
+    of_its_file_later=lambda im: after(im, im.getpixel((3, 4))).quantization,
     putpixel=lambda im: after(im, im.putpixel((3, 4), im.getpixel((5, 6)))),
     load_reads=lambda im: im.load()[3, 4],
     load_writes=lambda im: after(im, im.load().__setitem__((3, 4), im.load()[7, 7])),

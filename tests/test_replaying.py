@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision import transforms as v1
+from torchvision.io import decode_jpeg, read_file
 from torchvision.transforms import functional as F
+from torchvision.transforms.v2 import functional as F2
 
 pytest.importorskip("nvidia.nvimgcodec", reason="needs nvImageCodec, which comes with DALI")
 
@@ -17,7 +19,7 @@ from dataloaders.replaying import ReplayError, plan
 from dataloaders.replaying.host import HostReplay
 from helpers.compare import assert_same
 from helpers.pictures import saved, smooth
-from helpers.recorded import Photos, both, program, recording
+from helpers.recorded import Photos, both, path, program, recording
 
 SIDES = [(61, 83), (48, 50), (90, 40), (70, 71), (52, 97)]
 FILES = [saved(smooth(seed, *sides), quality=80 + seed) for seed, sides in enumerate(SIDES)]
@@ -59,11 +61,13 @@ def test_memory_is_used_again_only_when_nobody_refers_to_it(replay):
     assert place in [batch.data_ptr() for batch in kept]
 
 
-def test_only_windows_are_decoded_and_each_view_has_its_own(replay):
+@pytest.mark.parametrize("number", [1, len(FILES)])
+@pytest.mark.parametrize("joined", [tuple, torch.cat])
+def test_only_windows_are_decoded_and_each_view_has_its_own(replay, joined, number):
     view = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
-    stock, recorded = both(Photos(FILES, lambda image: (view(image), view(image))))
+    stock, recorded = both(Photos(FILES[:number], lambda image: joined((view(image), view(image)))))
     assert_same(replay.apply(recorded), stock)
-    assert len(replay.decoder.shapes) == 2 * len(FILES)
+    assert len(replay.decoder.shapes) == 2 * number
     assert replay.decoder.shapes == replay.decoder.windows
     assert not {shape[:2] for shape in replay.decoder.shapes} & set(SIDES)
 
@@ -86,13 +90,20 @@ def test_views_of_a_file_that_is_decoded_whole_share_its_pixels(replay, monkeypa
     assert len(opened) == len(files)
 
 
-PART, ALL = (5, 3, 36, 43), (0, 0, 83, 61)
+PART, ALL, NOT = (5, 3, 36, 43), (0, 0, 83, 61), (False, False)
+BICUBIC, NEAREST = F.InterpolationMode.BICUBIC, F.InterpolationMode.NEAREST
 
 
 def crop(image):
     return F.crop(image, 3, 5, 40, 31)
 
 
+def resized(image, *by, **options):
+    """As a tensor, by torch."""
+    return F2.resize(F2.to_image(image), [60, 50], *by, **options)
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
 @pytest.mark.parametrize(
     ("make", "head"),
     [
@@ -109,6 +120,23 @@ def crop(image):
         (lambda image: crop(image).transpose(3), (PART, None, None, (True, True))),
         (lambda image: crop(F.hflip(image)), (ALL, None, None, (True, False))),
         (lambda image: F.hflip(crop(image).convert("L").convert("RGB")), (PART, None, None)),
+        (lambda image: crop(image).crop((0, 0, 32, 40)), (PART, None)),  # beyond it
+        (lambda image: crop(image).crop((0, 0, 31, 41)), (PART, None)),
+        (lambda image: crop(image).crop((9, 9, 9, 20)), (PART, None)),  # of no pixels
+        (lambda image: crop(image).crop((9, 9, 20, 9)), (PART, None)),
+        (
+            lambda image: crop(image).convert("RGB").resize((9, 8)),
+            (PART, (9, 8), None, NOT, 3, True),
+        ),
+        (lambda image: crop(F.pil_to_tensor(image)), (PART, None)),
+        (lambda _: crop(decode_jpeg(read_file(path(0)))), (PART, None)),
+        (lambda image: F.vflip(F.pil_to_tensor(image)), (ALL, None, None, (False, True))),
+        (lambda image: F2.horizontal_flip(F2.to_image(image)), (ALL, None, None, (True, False))),
+        (lambda image: F2.vertical_flip(F2.to_image(image)), (ALL, None, None, (False, True))),
+        (lambda image: resized(image), (ALL, (50, 60), None, NOT, 2, False)),
+        (lambda image: resized(image, BICUBIC), (ALL, (50, 60), None, NOT, 3, False)),
+        (lambda image: resized(image, antialias=False), (ALL, None)),
+        (lambda image: resized(image, NEAREST), (ALL, None)),
     ],
 )
 def test_the_first_steps_of_an_image_are_one_window_size_and_flip(make, head):
@@ -116,8 +144,9 @@ def test_the_first_steps_of_an_image_are_one_window_size_and_flip(make, head):
     images = []
     program.filled(recorded, lambda wanted: images.extend(wanted) or wanted)
     (found,) = plan.heads_of(*images)
-    assert (found.window, found.size, found.crop, found.flips)[: len(head)] == head
-    assert (found.by, found.by_pillow) == (2, found.size is not None)
+    resize = head[4:] or (2, found.size is not None)
+    steps = (found.window, found.size, found.crop, found.flips)
+    assert (*steps[: len(head)], found.by, found.by_pillow) == (*head[:4], *resize)
 
 
 def test_images_that_are_concatenated_are_made_one_by_one(replay):

@@ -156,8 +156,6 @@ def _stack(node: Node) -> Stack | None:
     if not stacks(node):
         return None
     what = node.inputs[0].what
-    if len(what) != 3 or len(what.shape) != 3 or what.shape[0] != 3:
-        return None
     paths: list[list[Node]] = []
     for each in node.inputs:
         path = [each]
@@ -213,7 +211,7 @@ def _added(head: Head, step: Node) -> bool:
     if step.op in _SAME:
         return True
     if step.op == "pil.convert":
-        return step.args == ("RGB",) and step.inputs[0] is head.source
+        return step.args == ("RGB",)
     home, _, name = step.op.rpartition(".")
     turned = _FLIPS.get(name)
     if step.op == "pil.transpose":

@@ -140,17 +140,13 @@ def _made(entry: Mapping[str, Any]) -> Backend:
     return registry.load(entry["name"])(**made)
 
 
-def in_memory(dataset: Any, depth: int = 0) -> bool:
+def in_memory(dataset: Any) -> bool:
     """Return whether reading a sample only indexes tensors: a TensorDataset, Subsets of it."""
     if type(dataset) is TensorDataset:
         return True
-    if depth > 8:
-        return False
     if type(dataset) is Subset:
-        return in_memory(dataset.dataset, depth + 1)
-    if type(dataset) is ConcatDataset:
-        return all(in_memory(one, depth + 1) for one in dataset.datasets)
-    return False
+        return in_memory(dataset.dataset)
+    return type(dataset) is ConcatDataset and all(map(in_memory, dataset.datasets))
 
 
 def most_workers(cores: int) -> int:

@@ -136,13 +136,12 @@ def _index(sealed: block.Sealed) -> Index:
     found = loads(sealed.text)
     require(type(found) is dict, "it is no object")
     form = found.pop("format", None)
-    require(form in (_FORMAT, _JOINED), f"format is {shown(form)}")
     own: dict[str, Any] = {"user_block": sealed.user_block, "identity": sealed.digest}
     if form == _FORMAT:
         own["shards"] = []
     require(not own.keys() & found.keys(), "it has fields that are no part of it")
     index: Index = typed({**found, **own}, Index, "it")
-    require(index.format == form, "it joins no shards")
+    require(index.format == form, f"format is {shown(form)}")
     _check(index, sealed.file_bytes)
     return index
 
