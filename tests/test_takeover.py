@@ -44,6 +44,22 @@ class Endless(DataLoader):  # keeps one iterator for ever, as several training l
 loader = rows(8, Endless)
 while True: train(loader)
 """
+# A validation at each step; then a prefetcher that turns gradients off, as apex's does.
+NO_GRADIENTS = """
+@torch.no_grad()
+def ahead(batches): return next(batches)
+held_out, batches = iter(rows(30)), iter(rows(12))
+for _ in range(8):
+    ahead(held_out)
+    optimizer.step()
+    ahead(batches)
+loader = rows(9)
+while True:
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        ahead(batches)
+        optimizer.step()
+"""
 SHARD = "from accelerate import Accelerator\ntrain(Accelerator(cpu=True).prepare(rows(8)))"
 INSIDE = """
 class Inside(Dataset):
@@ -64,6 +80,11 @@ SCRIPTS = {
     "a long cycle": ("train(rows(20), 3, 6)", "[[0], [1], [2], [0], [1], [2]]"),
     "not what does not train": (LEFT_ALONE, "loader 4: DataLoader of TensorDataset, 9 batches"),
     "a class of the script's": (ENDLESS, "loader 1: Endless of"),
+    "without gradients": (NO_GRADIENTS, "loader 3: DataLoader of TensorDataset, 9 batches"),
+    "one made anew for each epoch, and left early": (
+        "while True:\n    for _, batch in zip(range(6), rows(9)): optimizer.step()",
+        "loader 1: DataLoader of",
+    ),
     "ours": ("train(rows(8, dataloaders.DataLoader))", "loader 1: DataLoader of"),
     "Accelerate's": (SHARD, "loader 1: DataLoader of"),
     "not one inside a dataset": (INSIDE.format(""), "loader 1: DataLoader of Inside"),
@@ -98,6 +119,14 @@ def test_a_loader_that_is_started_for_each_batch_is_refused_with_advice(command)
     done = command("check", "--budget", 0.3, "train.py", status=3)
     assert "9 batches of 1, num_workers=0: the script starts it again for each batch" in done.err
     assert "take next(batches) in the loop" in done.err
+
+
+def test_a_program_that_goes_on_to_train_with_another_loader_is_ended(command):
+    script = "for _, batch in zip(range(6), rows(9)): optimizer.step()\nwhile True: train(rows(8))"
+    Path("train.py").write_text(HEAD + script)
+    done = command("check", "--budget", 0.3, "--no-predict", "train.py")
+    assert "it then trained with loader 2" in done.out
+    assert "measure that with --loader 2" in done.out
 
 
 def test_untouched_loops_draw_what_they_always_draw(command):

@@ -6,14 +6,16 @@
         │                     the end of the epoch, until enough is measured: StopScript
         └── others        ──> the loader's own iterator; waits for it count as the loop's input
 
-The training loop is the first one in which an optimizer steps between two batches. In a program
-without an optimizer, it is the first loop that asks for a second batch and had gradients on at its
-first. Its loader has no length, or at least `SHORTEST` batches. ``number`` chooses another loader.
+The training loop is the first one in which an optimizer steps between two batches; if gradients
+were off at its first, two batches without one of another loader between them. In a program without
+an optimizer, it is the first loop that asks for a second batch and had gradients on at its first.
+Its loader has no length, or at least `SHORTEST` batches. ``number`` chooses another loader.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 import time
@@ -78,6 +80,8 @@ class Takeover:
         waited: called with another loader's description and the seconds waited for its batch.
         passed_over: called with a sentence about a loop in which no optimizer has stepped yet.
         stuck: called, in a thread, if the program goes on after it was stopped.
+        patience_s: the program is ended if its measured loop is over, and another loop has trained
+            for so long.
     """
 
     def __init__(
@@ -89,11 +93,14 @@ class Takeover:
         waited: Callable[[str, float], None] = lambda name, seconds: None,
         passed_over: Callable[[str], None] = lambda sentence: None,
         stuck: Callable[[], object] = lambda: os._exit(1),
+        patience_s: float = 60.0,
     ) -> None:
         self.seen: list[Seen] = []  # every loader iterated so far, in order
         self.taken: Seen | None = None  # the one handed to measure
         self.steps = 0  # batches of the measurement that the loop was given
         self.beyond = 0  # the most batches past the end of an epoch
+        self.left_for: Seen | None = None  # the loader for which the measured one was left
+        self.last: Seen | None = None  # the loader that gave the program its last batch
         self.thread: threading.Thread | None = None  # of the measured loop
         self.optimizers = Optimizers()
         self._measure = measure
@@ -102,10 +109,12 @@ class Takeover:
         self._waited = waited
         self._passed_over = passed_over
         self._stuck = stuck
+        self._patience_s = patience_s
         self._loaders: weakref.WeakKeyDictionary[Loader, Seen] = weakref.WeakKeyDictionary()
         self._stream: Iterable[Batch] = ()
         self._running: Iterator[Batch] = iter(())
         self._measured: weakref.ref[Loop] | None = None
+        self._asked_at = math.inf  # when it got its last batch
         self._refused_at: int | None = None  # optimizer steps when a loop was first refused
         self._patches = replaced_iter(self._iterate)
 
@@ -131,17 +140,17 @@ class Takeover:
         if self.taken is not None:
             if seen.why_not == _NOT_ASKED:
                 seen.why_not = "another loader was taken over before it"
-            return seen is self.taken
+            return True
         if self._number is not None:
             if seen.number != self._number:
                 seen.why_not = f"--loader {self._number} was asked for"
                 return False
-        elif not loop.trains:
-            seen.why_not = "gradients were off: it does not look like training"
-            return False
         elif seen.length is not None and seen.length < SHORTEST:
             seen.why_not = f"an epoch has fewer than {SHORTEST} batches"
             return False
+        elif not loop.trains:  # a validation, or a prefetcher that turns gradients off
+            seen.why_not = "gradients were off: it does not look like training"
+            return True
         steps, begun_at = self.optimizers.steps, seen.begun_at
         seen.begun_at = steps
         if seen.why_not in (_ONE_BATCH, _RESTARTED) and 0 < steps - begun_at <= _STEPS_RESTARTED:
@@ -152,9 +161,11 @@ class Takeover:
 
     def is_training_loop(self, loop: Loop) -> bool:
         """Return whether ``loop`` is the training loop; called at each batch after its first."""
-        if self.taken is not None and self.taken is not loop.seen:
-            return False
         stepped = self.optimizers.steps > loop.steps_before
+        if not (loop.trains or (stepped and self.last is loop.seen) or self._number):
+            return False  # a validation, maybe within the loop over another loader
+        if self.taken is not None and self.taken is not loop.seen:
+            return stepped and self._measured_loop() is None and self._continues(loop)
         main = threading.main_thread()
         if stepped and self.optimizers.thread is main is not threading.current_thread():
             self._refuse(loop.seen, _BESIDE)
@@ -172,6 +183,18 @@ class Takeover:
             loop.watched = False
             return False
         return True
+
+    def _continues(self, loop: Loop) -> bool:
+        """Return whether ``loop``, which trains after the measured one, is its next epoch."""
+        assert self.taken is not None
+        if loop.seen.description == self.taken.description:
+            loop.seen = self.taken  # the program makes its loader anew for each epoch
+            return True
+        if time.monotonic() - self._asked_at > self._patience_s:
+            alike = [one for one in self.seen if one.description == loop.seen.description]
+            self.left_for = alike[0]
+            stop(self._stuck)
+        return False
 
     def _refuse(self, seen: Seen, why_not: str) -> None:
         """Note why a training loop cannot be measured; end the program if that loop goes on."""
@@ -203,6 +226,7 @@ class Takeover:
             batch = next(self._running)
         except StopIteration:
             stop(self._stuck)
+        self._asked_at = time.monotonic()
         self.steps += 1
         if loop.seen.length is not None:
             self.beyond = max(self.beyond, loop.given + 1 - loop.seen.length)
@@ -281,6 +305,7 @@ class Loop:
         with passing():  # a dataset may iterate loaders of its own
             batch = takeover.next_measured(self) if self._batches is None else self._next_own()
         self.given += 1
+        takeover.last = self.seen
         return batch
 
     def __len__(self) -> int:
