@@ -21,9 +21,9 @@ from nvidia.dali import Pipeline
 
 from backends.dali import Dali
 from backends.dali.decode import WindowDecoder
-from backends.dali.graph import Graph
+from backends.dali.graph import Graph, _failure
 from dataloaders import DataLoader
-from dataloaders.replaying import ReplayError, device, grouped, jpeg, kernels
+from dataloaders.replaying import DecodeError, ReplayError, device, grouped, jpeg, kernels
 from dataloaders.replaying.device import DeviceReplay
 from dataloaders.replaying.host import HostReplay
 from helpers.compare import assert_same
@@ -203,22 +203,50 @@ def masked(image):
     return v1.Compose(NORMAL)(F.crop(image, *crop)), mask
 
 
-def test_a_refused_file_goes_by_the_cpu_from_then_on(host):
+def test_a_refused_file_goes_by_the_cpu_from_then_on(host, monkeypatch):
     graph = Counting(COUNT, CPU, threads=1)
     replay = DeviceReplay(graph, host, CPU)
     # Few: DALI 2.4 may die of a file that fails among 32 or more.
     stock, recorded = both(Photos(FILES[:8], v1.Compose([v1.RandomCrop(SIDE), *NORMAL])))
-    offsets = list(recorded.offsets)
-    offsets[5] = (offsets[5][0], offsets[5][1] - 200)  # after it was recorded: cut short
-    damaged = recorded._replace(offsets=offsets)
+    damaged = recorded._replace(files=recorded.files.clone())
+    begin = recorded.offsets[5][0] + FILES[5].index(b"\xff\xc4") + 5  # after it was recorded
+    damaged.files[begin : begin + 16] = 255  # codes of a Huffman table
     for _ in range(2):
         with pytest.raises(ReplayError, match=r"\[5\]"):
             replay.apply(damaged)
     assert graph.fed == [8, 7]
     assert torch.equal(replay.apply(recorded), stock)
     graph.close()
+    monkeypatch.setattr(torch.cuda, "device", None)  # after a fork none can be entered
+    graph.close()
     with pytest.raises(RuntimeError, match="closed"):
         replay.apply(recorded)
+
+
+def test_damage_is_told_from_a_failing_device_by_no_path():
+    where = """Error in MIXED operator `nvidia.dali.fn.decoders.image`,
+which was used in the pipeline definition with the following traceback:
+
+  File "/opt/cuda/decode/backends/dali/graph.py", line 166, in defined
+    images = fn.decoders.image(
+
+encountered:
+
+"""
+    for said, sample in (
+        ("Failed to decode sample #2 : ", 12),
+        ("nvImageCodec failure: '#3'", None),
+        ("nvImageCodec failure: '#14'", None),
+    ):
+        made = _failure(RuntimeError(where + said), 10)
+        assert (type(made), made.sample) == (DecodeError, sample)
+    for said in (
+        "CUDA runtime API error cudaErrorMemoryAllocation (2):\nout of memory",
+        "nvImageCodec failure: '#5'",
+        "nvImageCodec failure: '#21'",
+    ):
+        error = RuntimeError(where + said)
+        assert _failure(error, 0) is error
 
 
 class Operations(TorchDispatchMode):
@@ -232,7 +260,8 @@ class Operations(TorchDispatchMode):
         self.count, self.waiting, self.pinned = 0, [], []
 
     def pin(self, tensor, device=None):
-        """Stand for ``tensor.pin_memory()``, which needs a device."""
+        """Stand for ``tensor.pin_memory()``, which needs a device and refuses expanded tensors."""
+        assert 0 not in tensor.stride()
         self.pinned.append(tensor)
         return tensor
 
@@ -272,7 +301,8 @@ def fake_cuda(monkeypatch):
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize(
-    "case", [*EXACT, *(f"after {name}" for name in AFTER if name != "sharpness"), "masks"]
+    "case",
+    ["expanded", *EXACT, *(f"after {name}" for name in AFTER if name != "sharpness"), "masks"],
 )
 def test_nothing_waits_for_a_device(case, monkeypatch):
     """torch's fake tensors refuse two devices in one step, and whatever needs a value."""
@@ -281,6 +311,9 @@ def test_nothing_waits_for_a_device(case, monkeypatch):
     photos, collate_fn = after(case[6:]) if case.startswith("after") else None, default_collate
     if case == "masks":
         photos, collate_fn = Photos(FILES, masked), weighed
+    elif case == "expanded":
+        grey = v1.Compose([v1.RandomCrop(SIDE), v1.PILToTensor(), v1.Grayscale(3)])
+        photos, collate_fn = Photos(FILES, grey), list
     elif photos is None:
         photos = Photos(FILES, v1.Compose([v1.RandomCrop(SIDE), EXACT[case], *NORMAL, *last]))
     photos.files[3] = saved(smooth(3, 50, 49), "PNG")
@@ -291,6 +324,8 @@ def test_nothing_waits_for_a_device(case, monkeypatch):
     monkeypatch.setattr(device.program, "unpack", lambda batch: unpacked)
     with fake_cuda(monkeypatch) as waiting:
         made = DeviceReplay(NoGraph(), host, cuda).apply(recorded)
+        if case == "expanded":
+            made = torch.stack(made)
         images, *masks = made if case == "masks" else [made]
         assert (images.device, images.shape) == (cuda, (COUNT, 3, SIDE, SIDE))
         assert [(mask.device, mask.dtype) for mask in masks] == [(cuda, torch.int64)] * len(masks)
@@ -316,7 +351,8 @@ def test_common_jpeg_files():
     odd = bytearray(file)
     odd[frame + 11] = 0x12  # 4:4:0
     cmyk, rgb = saved(image.convert("CMYK")), saved(image, keep_rgb=True)
-    for each in (odd, rgb, cmyk, saved(image, "PNG"), file[: frame + 6], file[:300], file[:3]):
+    cut = file[: frame + 6], file[:300], file[:3], file[:-200], file[:-1]
+    for each in (odd, rgb, cmyk, saved(image, "PNG"), *cut):
         assert not jpeg.is_common(bytes(each))
 
 

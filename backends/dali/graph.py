@@ -133,10 +133,11 @@ class Graph:
 
     def close(self) -> None:
         """End the pipeline and its threads."""
-        with self._lock, torch.cuda.device(self._index):
-            self._closed = True
-            self._pipeline = None
-            self._fed.clear()
+        with self._lock:
+            if not self._closed:  # after a fork the device cannot be entered
+                with torch.cuda.device(self._index):
+                    self._closed, self._pipeline = True, None
+                self._fed.clear()
 
     def _stream(self) -> Any:
         return torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
@@ -176,13 +177,20 @@ class Graph:
         return pipeline
 
 
+# By their numbers: what nvImageCodec and its extensions cannot read or have no decoder for.
+_BAD_FILE = re.compile(r"Failed to decode sample #(\d+)|nvImageCodec failure: '#(?:3|4|1[349])'")
+
+
 def _failure(error: Exception, first: int) -> Exception:
-    """Return a `DecodeError`, if that is what it is; else the very error."""
-    message = str(error)
-    if re.search(r"CUDA|cuda|out of memory|bad_alloc", message) or "decode" not in message:
+    """Return a `DecodeError`, if that is what it is; else the very error.
+
+    DALI's text has the paths of this file and of its caller, so that no word alone tells.
+    """
+    found = _BAD_FILE.search(str(error))
+    if found is None:
         return error
-    found = re.search(r"sample #(\d+)", message)
-    return DecodeError(first + int(found.group(1)) if found else None, error.with_traceback(None))
+    number = found.group(1)
+    return DecodeError(None if number is None else first + int(number), error.with_traceback(None))
 
 
 _ALIVE: weakref.WeakSet[Graph] = weakref.WeakSet()

@@ -177,7 +177,9 @@ class DeviceReplay:
     def _moved(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_cpu:
             return value
-        return upload(value, self._device).as_subclass(type(value))  # pinned, it is a plain tensor
+        # An expanded tensor cannot be pinned.
+        dense = value if value.is_contiguous() else value.clone()
+        return upload(dense, self._device).as_subclass(type(value))  # pinned, it is a plain tensor
 
 
 def made_on_device(batch: RecordedBatch) -> list[bool]:

@@ -9,14 +9,15 @@ _SAMPLED = (0x11, 0x21, 0x22)
 
 
 def is_common(file: Any) -> bool:
-    """Whether ``file`` is a Huffman-coded JPEG file of bytes, grey or YCbCr, with a whole header.
+    """Whether ``file`` is a whole Huffman-coded JPEG file of bytes, grey or YCbCr.
 
-    Of a header that it cannot read, DALI 2.4 dies if it gets 32 files or more. Not RGB, which
-    decoders recognise in different ways (Adobe's marker, names of components), and no other
-    sampling of chroma than 4:4:4, 4:2:2 and 4:2:0.
+    Of a header that it cannot read, DALI 2.4 dies if it gets 32 files or more. Of a file that was
+    cut short, nvImageCodec's decoder for the engine reports success as soon as its work is queued.
+    Not RGB, which decoders recognise in different ways (Adobe's marker, names of components), and
+    no other sampling of chroma than 4:4:4, 4:2:2 and 4:2:0.
     """
     frame, transform, place, marker = b"", 1, 2, 0
-    if bytes(file[:2]) != b"\xff\xd8":
+    if bytes(file[:2]) != b"\xff\xd8" or bytes(file[-2:]) != b"\xff\xd9":
         return False
     while place + 4 <= len(file) and file[place] == 0xFF:
         marker = file[place + 1]
