@@ -26,7 +26,6 @@ from dataloaders.cache.format.entries import (
     LARGEST_PIECE,
     LARGEST_ROW,
     MOST_FIXED,
-    MOST_SHARDS,
     MOST_VARIANTS,
     Checksums,
     ColumnEntry,
@@ -177,7 +176,6 @@ def _check(index: Index, size: int) -> None:
 
 def _check_shards(index: Index) -> None:
     shards, is_digest = index.shards, re.compile("[0-9a-f]{32}").fullmatch
-    require(len(shards) <= MOST_SHARDS, f"there are {len(shards)} shards")
     for shard in shards:
         is_sound = is_shard_name(shard.name) and is_digest(shard.identity)
         require(is_sound and shard.rows <= shard.samples, f"shard {shown(shard.name)} cannot be")
