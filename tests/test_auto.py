@@ -130,6 +130,9 @@ def test_unusual_datasets_are_accepted_and_invalid_values_are_torchs_errors():
         assert resolved(Files(size), sampler=range(9))[0] >= 0
     assert resolved(Hostile(), sampler=range(9))[0] >= 1
     assert "Hostile" in key_of(Hostile()).dataset
+    holds_itself = Files()
+    vars(holds_itself).update(dataset=holds_itself, datasets=[holds_itself])
+    assert "Files" in key_of(holds_itself).dataset
     for wrong in (-1, "many"):
         with pytest.raises((ValueError, TypeError)):
             resolved(Files(), num_workers=wrong)
@@ -183,23 +186,15 @@ def test_fewer_workers_where_memory_or_shared_memory_is_short(monkeypatch):
 # On disk
 
 
-def test_the_last_choice_wins_and_leaves_one_file(cache_folder):
-    key = key_of(Files())
-    assert learned.recall(key) is None
-    for choice in (CHOICE, learned.Learned(0, None, True)):
-        path = learned.remember(key, choice)
-        assert learned.recall(key) == choice
-    assert list((cache_folder / "tuned").iterdir()) == [path]
-
-
 WRONG = {
     "surplus": (1,), "num_workers": (-1, "4", True, 0), "prefetch_factor": (None, 0, 1.5),
     "pin_memory": (1,), "batch_bytes": (-5,), "gain": ("much",),
 }  # fmt: skip
 
 
-def test_a_damaged_file_counts_as_nothing_learned():
+def test_a_damaged_file_counts_as_nothing_learned_and_is_replaced(cache_folder):
     key = key_of(Files())
+    assert learned.recall(key) is None
     path = learned.remember(key, CHOICE)
     entry = json.loads(path.read_text())
     others = [{"version": 2}, {"key": {}}, {"learned": {}}]
@@ -215,6 +210,7 @@ def test_a_damaged_file_counts_as_nothing_learned():
         assert learned.recall(key) is None, text[:80]
         assert learned.remember(key, CHOICE) == path
         assert learned.recall(key) == CHOICE
+    assert list((cache_folder / "tuned").iterdir()) == [path]
 
 
 def test_readers_never_see_a_half_written_file():
@@ -283,9 +279,3 @@ def test_a_choice_is_found_by_loaders_with_the_same_arguments(options):
     assert DataLoader(Files(), num_workers="auto", **options).num_workers > 0
     assert learned.remember(key, learned.Learned(0, None, False)) is not None
     assert DataLoader(Files(), num_workers="auto", **options).num_workers == 0
-
-
-def test_a_dataset_that_holds_itself_has_a_key():
-    dataset = Files()
-    vars(dataset).update(dataset=dataset, datasets=[dataset])
-    assert "Files" in key_of(dataset).dataset

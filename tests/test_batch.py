@@ -276,17 +276,13 @@ def test_describe():
         assert tree.describe(value) == words
 
 
-def test_arrays_count_towards_the_size_of_a_batch():
-    """The check corrects steps for the sizes of their batches, which NumPy users vary as well."""
-    batch = {"x": [np.zeros((2, 3), np.uint8), torch.zeros(5)], "name": "a"}
-    assert tree.nbytes(batch) == 6 + 20
-
-
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors_have_a_size(layout):
+def test_arrays_and_nested_tensors_have_a_size(layout):
+    """The check corrects steps for the sizes of their batches, which NumPy users vary as well."""
     nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)], layout=layout)
-    assert tree.nbytes([nested]) == 9 * 4
+    batch = {"x": [np.zeros((2, 3), np.uint8), torch.zeros(5)], "name": "a", "nested": nested}
+    assert tree.nbytes(batch) == 6 + 20 + 9 * 4
 
 
 @pytest.mark.parametrize("kind", [list, tuple])

@@ -82,7 +82,7 @@ def test_contents_are_compared_when_asked(path, tmp_path):
     assert len(precompute(Pictures(tmp_path), path, check="contents")) == 12
 
 
-def test_another_version_is_a_warning_and_an_error_if_expected(tmp_path, monkeypatch):
+def test_another_version_is_a_warning_and_an_error_if_expected(tmp_path, cache_folder, monkeypatch):
     installed = tmp_path / "installed" / "pillow-999.0.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pillow\nVersion: 999.0\n")
@@ -90,7 +90,6 @@ def test_another_version_is_a_warning_and_an_error_if_expected(tmp_path, monkeyp
     with monkeypatch.context() as newer:
         newer.syspath_prepend(installed.parent)
         precompute(dataset, path, num_workers=0)
-        monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "caches"))
         first_batch(dataset, "h5")
     with pytest.warns(CacheWarning, match=r"PIL: 999\.0 when it was built"):
         first_batch(dataset, "h5")  # the same file
@@ -186,12 +185,11 @@ class Others(Files):
 
 
 @pytest.fixture
-def opened_before(tmp_path, monkeypatch):
+def opened_before(tmp_path, monkeypatch, cache_folder):
     """Files whose cache stands in the user's cache folder; what a loader of a dataset gives.
 
     And how often it reads a sample.
     """
-    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "files"
     folder.mkdir()

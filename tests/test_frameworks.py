@@ -5,11 +5,10 @@ import warnings
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import DistributedSampler, TensorDataset
+from torch.utils.data import TensorDataset
 
 from backends.stock import Stock
 from dataloaders import DataLoader, wrap
-from dataloaders.samplers import BlockShuffle
 from helpers.compare import assert_same, seed_everything
 from helpers.datasets import MapDataset, pair_sample
 
@@ -120,10 +119,6 @@ def test_a_loader_that_lightning_builds_anew_keeps_what_it_was_given(tmp_path):
         assert type(rebuilt) is type(loader)
         assert {name: getattr(rebuilt, name) for name in kept} == kept
         assert torch.equal(torch.cat(targets), DATASET.tensors[1])
-
-
-def test_a_block_shuffle_is_a_distributed_sampler_so_that_frameworks_leave_it_as_it_is():
-    assert isinstance(BlockShuffle(DATASET, block=2), DistributedSampler)
 
 
 def test_wrap_takes_a_loader_that_accelerate_prepared():

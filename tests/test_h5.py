@@ -32,6 +32,7 @@ COUNT = 12
 ONE, THREE = ((20, 24),), ((20, 24), (31, 17), (20, 16))
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AT_ONCE = "batches are made at once"
+pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
 class Images(MapDataset):
@@ -50,11 +51,6 @@ class Images(MapDataset):
 def cropped(**options):
     chain = [v1.RandomCrop(16), v1.RandomHorizontalFlip(), v1.PILToTensor()]
     return Images(*chain, module=v1, **options)
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -457,15 +453,15 @@ def test_worker_init_fn_sees_the_cache_in_workers_and_the_dataset_where_it_is_re
 # The backend
 
 
-def test_the_file_is_built_once_and_named_after_what_is_in_it(tmp_path, capfd):
+def test_the_file_is_built_once_and_named_after_what_is_in_it(cache_folder, capfd):
     for _ in range(2):
         list(DataLoader(cropped(), 4, backend=H5()))
-    (path,) = (tmp_path / "h5").glob("*.h5")
+    (path,) = (cache_folder / "h5").glob("*.h5")
     assert capfd.readouterr().err.count(f"backend 'h5' builds {path}") == 1
     list(DataLoader(Subset(cropped(), [1, 2]), 4, backend="h5"))
     list(DataLoader(cropped(), 4, backend=H5(images="jpeg")))
     list(DataLoader(cropped(), 4, backend=H5(images="raw")))  # as it is anyway
-    assert len(list((tmp_path / "h5").glob("*.h5"))) == 3
+    assert len(list((cache_folder / "h5").glob("*.h5"))) == 3
     with pytest.raises(CacheError, match="length: 12 when it was built, 2 now"):
         list(DataLoader(Subset(cropped(), [0, 1]), 4, backend=H5(path)))
 
@@ -594,14 +590,14 @@ def test_samples_that_were_left_out_have_no_row(tmp_path):
     assert batches == [[0, 1], [2, 4]]
 
 
-def test_a_cached_dataset_is_read_as_it_is(tmp_path):
+def test_a_cached_dataset_is_read_as_it_is(tmp_path, cache_folder):
     cached = precompute(cropped(), tmp_path / "a.h5", num_workers=0)
     loader = DataLoader(cached, 4, backend="h5", num_workers=1, seed=1)
     assert f"rows of {cached.path}" in str(loader.explain())
     assert_same(list(loader), list(DataLoader(cropped(), 4, seed=1)))
     cached.transform = lambda sample: sample["label"]
     assert next(iter(loader)).tolist() == [0, 1, 2, 3]
-    assert not (tmp_path / "h5").exists()  # no second cache is built
+    assert not cache_folder.exists()  # no second cache is built
     as_jpeg = precompute(cropped(), tmp_path / "b.h5", num_workers=0, images="jpeg")
     assert "images as jpeg" in str(DataLoader(as_jpeg, 4, backend="h5").explain())
     assert "rows of a cache in" in str(DataLoader(cached, 4, backend=H5(images="png")).explain())

@@ -65,6 +65,7 @@ def test_every_row_comes_once_and_ranks_share_as_torchs_do(
         on_torch = DistributedSampler(range(rows), **{**options, "rank": 0})
         assert len(shares[-1]) == len(sampler) == len(on_torch)
         assert sampler.total_size == on_torch.total_size
+        assert isinstance(sampler, DistributedSampler)  # so that frameworks leave it as it is
     found = [row for share in shares for row in share]
     assert all(type(row) is int for row in found)
     times = Counter(found)

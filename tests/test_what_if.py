@@ -178,12 +178,17 @@ def checked(dataset, *, batch=2, step_s=0.002, budget_s=1.5, workers=0, **option
     return check_bottleneck(loader, lambda batch: wait(step_s), budget_s=budget_s, **options)
 
 
-def on_played_time(make, load_s, step_s, **options):
-    """The same of samples of ``load_s``, on a virtual time."""
+def played_check(make, step_s, **options):
+    """The same of the loader that ``make`` makes of a way to wait, on a virtual time."""
     time = VirtualTime()
-    loader = DataLoader(make(5000, load_s, time.sleep), 2)
-    given = {"budget_s": 10, "clock": HostOn(time), **options}
-    return check_bottleneck(loader, lambda batch: time.sleep(step_s), **given)
+    given = {"budget_s": 5, "clock": HostOn(time), **options}
+    return check_bottleneck(make(time.sleep), lambda batch: time.sleep(step_s), **given)
+
+
+def on_played_time(make, load_s, step_s, **options):
+    """The same of samples of ``load_s``."""
+    options = {"budget_s": 10, **options}
+    return played_check(lambda sleep: DataLoader(make(5000, load_s, sleep), 2), step_s, **options)
 
 
 def test_transforms_and_functions_have_their_shares():
@@ -254,11 +259,7 @@ def test_decoding_and_transforms_of_photos_have_their_own_shares(tmp_path):
     ],
 )
 def test_samples_are_looked_at_by_keys_as_the_sampler_draws_them(dataset, options, sample_s):
-    time = VirtualTime()
-    loader = DataLoader(dataset(5000, 0.001, time.sleep), **options)
-    report = check_bottleneck(
-        loader, lambda batch: time.sleep(0.002), budget_s=5, clock=HostOn(time)
-    )
+    report = played_check(lambda sleep: DataLoader(dataset(5000, 0.001, sleep), **options), 0.002)
     assert report.preparation, report.notes
     took = sum(row.seconds_per_sample for row in report.preparation)
     assert sample_s * 0.99 < took < sample_s + 0.01
@@ -278,12 +279,10 @@ def test_batches_that_a_loader_delivers_on_a_device_are_pinned_as_in_host_memory
             monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
             monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
 
-    time = VirtualTime()
-    data, options = Waiting(5000, 0.004, time.sleep), {"collate_fn": OnDevice, "pin_memory": True}
-    loader = DataLoader(data, 2, **options)
-    check_bottleneck(
-        loader, lambda _: time.sleep(0.002), budget_s=5, clock=HostOn(time), progress=begun
-    )
+    def loader(sleep):
+        return DataLoader(Waiting(5000, 0.004, sleep), 2, collate_fn=OnDevice, pin_memory=True)
+
+    played_check(loader, 0.002, progress=begun)
     assert pinned == ["cpu"]
 
 
@@ -325,21 +324,14 @@ def test_an_iterable_dataset_has_no_indices(count):
 
 
 def test_what_a_dataset_of_whole_batches_yields_counts_once():
-    time = VirtualTime()
-    loader = DataLoader(Stream(sleep=time.sleep, shape=(64, 4)), batch_size=None)
-    report = check_bottleneck(
-        loader, lambda batch: time.sleep(0.003), budget_s=5, clock=HostOn(time)
-    )
+    report = played_check(lambda sleep: DataLoader(Stream(10**9, sleep, (64, 4)), None), 0.003)
     assert by_name(report.candidates)["workers"].options == {"num_workers": 2}
 
 
 def test_a_batch_has_as_many_samples_as_keys():
-    time = VirtualTime()
-    data, keys = Waiting(5000, 0.002, time.sleep), [[key, key + 1] for key in range(0, 5000, 2)]
-    loader = DataLoader(data, batch_sampler=keys, collate_fn=list)  # of tensors of 4 numbers
-    report = check_bottleneck(
-        loader, lambda batch: time.sleep(0.003), budget_s=5, clock=HostOn(time)
-    )
+    # Of tensors of 4 numbers.
+    given = {"batch_sampler": [[n, n + 1] for n in range(0, 5000, 2)], "collate_fn": list}
+    report = played_check(lambda sleep: DataLoader(Waiting(5000, 0.002, sleep), **given), 0.003)
     cores = int(report.machine["cores"].split()[0])
     build_s = by_name(report.candidates)["h5"].build_s
     assert build_s == pytest.approx(5000 * 0.002 / cores, rel=0.1)

@@ -22,7 +22,7 @@ from dataloaders.replaying.tail import DeviceTail
 from dataloaders.specification import view_of
 
 from .compare import same, seed_everything
-from .datasets import MapDataset
+from .datasets import MapDataset, as_list
 from .pictures import saved, smooth
 
 
@@ -105,21 +105,12 @@ def finished(batch: Any) -> Any:
     """Return what becomes of a batch that a worker has sent."""
     if is_recorded(batch):
         return replayed(batch)
-    return DeviceTail().apply(batch, move=first, empty_like=torch.empty_like)
-
-
-def first(batch: Any) -> Any:
-    return batch
+    return DeviceTail().apply(batch, move=as_list, empty_like=torch.empty_like)
 
 
 def recording(loader: Any, upto: str = "files") -> Any:
     """Return a loader like this one that yields what it records."""
     return view_of(loader, **worker.recording_changes(loader, upto))
-
-
-def ask_again(again: Any, loader: Any) -> Any:
-    """Return a batch that ``loader`` itself makes once more, in this process."""
-    return worker.ask_again(again, loader.collate_fn, loader._auto_collation, loader.dataset)
 
 
 def looks_of(dataset: Any, index: int) -> list[str]:
@@ -137,14 +128,14 @@ def is_recorded(batch: Any) -> bool:
 
 def as_recorded(dataset: Any, upto: str = "files") -> tuple[list[Any], int]:
     """Return what a loader of ``dataset`` yields if it records, and how many were recorded."""
-    loader = DataLoader(dataset, batch_size=None, collate_fn=first)
+    loader = DataLoader(dataset, batch_size=None, collate_fn=as_list)
     batches = list(recording(loader, upto))
     made = []
     for batch in batches:
         try:
             made.append(finished(batch))
         except Exception:  # the dataset's mistake, which it may catch itself
-            made.append(ask_again(batch.again, loader))
+            made.append(worker.ask_again(batch.again, as_list, False, dataset))
     return made, sum(map(is_recorded, batches))
 
 
