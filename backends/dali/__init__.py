@@ -64,7 +64,8 @@ class Dali(Backend):
             such as ``torch.bfloat16``; each value is rounded to it once. None: the dataset's own.
         memory_format: ``torch.channels_last`` or ``torch.contiguous_format`` for tensors of 4.
         hw_decoder_load: the share of JPEG files that the decoding engine of a GPU takes, if it has
-            one. Between 0 and 1 a file's pixels depend on its place in the batch.
+            one. Between 0 and 1 a file's pixels depend on its place in the batch; at 1 too, if
+            fewer files of the first batch could be decoded on the device than of a later one.
 
     Raises:
         OptionError: an option has a value that it cannot take.

@@ -41,8 +41,10 @@ class Graph:
         batch_size: the most files in a batch.
         device: where it decodes and works.
         threads: of DALI's own; each takes 16 MiB on a device, and as much pinned memory.
-        engine: the share of JPEG files that go to a device's hardware decoder. Between 0 and 1, a
-            file's pixels depend on its place in the batch, since the engine decodes differently.
+        engine: the share of JPEG files that go to a device's hardware decoder, which decodes
+            differently. nvImageCodec makes a number of it at the first run, and so many of each
+            run's files go there. So a file's pixels depend on its place in a run, unless it is 0,
+            or 1 and no run has more files than the first.
         most_pixels: of the files of one run, decoded whole; 3 bytes each. A file alone may have
             more.
     """
