@@ -177,6 +177,24 @@ def test_crops_and_flips_are_proved_and_not_made_sample_by_sample(caches, number
     assert_batches_are_stocks(dataset, H5(caches(dataset, "raw")), seed=number)
 
 
+class LastFirst(Chains):
+    """Its samples' last images are made first."""
+
+    def sample(self, index):
+        image = smooth(index, *ONE[0], self.mode)
+        calls = [getattr(self, f"transform{number}") for number in reversed(range(8))]
+        return [call(image.copy()) for call in calls][::-1]
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.97])
+def test_images_draw_in_the_order_in_which_their_transforms_are_called(caches, probability):
+    """Of flips that hardly ever differ, a few rows prove nothing."""
+    chain = v2.Compose([v2.RandomHorizontalFlip(probability), v2.PILToTensor()])
+    options = {"sampler": [*range(COUNT)] * 8, "seed": 1}
+    dataset = LastFirst([chain] * 8)
+    assert_batches_are_stocks(dataset, H5(caches(dataset, "raw")), **options)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("end", ["bytes", "normal"])
 @pytest.mark.parametrize("crop", [v2.RandomCrop, v2.RandomResizedCrop])

@@ -71,10 +71,11 @@ class Batches(WholeBatches):
         self._most_threads, self._puts_off = threads, puts_off
         self._pool, self._threads = HostPool(), Threads(threads)
         self._seed = self._count = 0
-        self._columns = [
-            self._images(number, tails[path]) if path in tails else self._collated(number)
-            for number, path in enumerate(paths)
-        ]
+        numbers = {path: number for number, path in enumerate(paths)}
+        # By number, in the order in which the dataset calls its transforms, as they draw.
+        self._columns = {numbers[path]: self._images(numbers[path], tails[path]) for path in tails}
+        for number in range(len(paths)):
+            self._columns.setdefault(number, self._collated(number))
 
     def begin(self, seed: int) -> None:
         """Begin an epoch with this seed."""
@@ -119,7 +120,7 @@ class Batches(WholeBatches):
         if not collates_as_torch():
             raise NotThisBatch
         located = self._cached.located(numbers.tolist())
-        columns = [make(located, draws) for make in self._columns]
+        columns = {number: make(located, draws) for number, make in self._columns.items()}
         # default_collate makes lists of plain tuples.
         return join(self._structure, columns, self._cached.namedtuples, tuples=list)
 

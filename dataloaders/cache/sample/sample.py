@@ -12,7 +12,7 @@ length may differ from sample to sample.
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -61,11 +61,11 @@ Classes: TypeAlias = "dict[tuple[str, tuple[str, ...]], Any]"
 
 def join(
     structure: Structure,
-    values: list[Any],
+    values: Sequence[Any] | Mapping[int, Any],
     classes: Classes | None = None,
     tuples: type[list[Any]] | type[tuple[Any, ...]] = tuple,
 ) -> Any:
-    """Return the sample of this structure with these values; the inverse of `split`.
+    """Return the sample of this structure with these values, by number; the inverse of `split`.
 
     A namedtuple is one of ``classes``, else of a class that is made here. Tuples are ``tuples``.
     """
