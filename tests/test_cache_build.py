@@ -494,6 +494,14 @@ def test_paths_that_cannot_be(tmp_path):
     for make in (precompute, estimate):
         with pytest.raises(CacheError, match=r"missing is not a folder.*create it"):
             make(Numbered(), tmp_path / "missing" / "a.h5")
+        with pytest.raises(CacheError, match=r"File name too long.*a shorter one"):
+            make(Numbered(), tmp_path / f"{'a' * 244}.h5")  # its files of a build have 14 more
+    (tmp_path / "other disk").mkdir()
+    (tmp_path / "a.parts").symlink_to(tmp_path / "other disk")
+    (tmp_path / "b.parts").write_bytes(b"")
+    for name in ("a.h5", "b.h5"):
+        with pytest.raises(CacheError, match="would hold the parts, and is a link or a file"):
+            build(Numbered(), tmp_path / name)
 
 
 def test_progress_rises_to_the_end_and_what_it_raises_ends_the_build(path):

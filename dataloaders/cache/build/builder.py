@@ -305,6 +305,11 @@ class _Builder:
                 f"the parts of {str(self.path)!r} would be in a folder {folder.path.name!r}, which "
                 "has unprintable characters or a backslash; give another path"
             )
+        if folder.path.is_symlink() or folder.path.is_file():
+            raise CacheError(
+                f"{folder.path} would hold the parts, and is a link or a file: who reads the cache "
+                "would not follow the link; delete it, or give a path on another disk"
+            )
         if not options.allow_random:
             source.study.refuse_random()
         with nullcontext() if self._is_alone else self._locked():

@@ -44,13 +44,18 @@ def target_of(path: str | os.PathLike[str]) -> Path:
     """Return the real path of a cache; raise CacheError if none can be built there."""
     target = Path(os.path.realpath(path))
     try:
-        with suppress(FileNotFoundError):
-            target.stat()
+        # The second one has the longest name of a build's files.
+        for each in (target, unfinished_at(target.with_name(f".{target.name}"))):
+            with suppress(FileNotFoundError):
+                each.stat()
         if target.parent.is_dir():
             return target
         why = "is not a folder, so no cache can be built in it; create it"
     except OSError as error:  # no permission, a link to itself, a name that is too long
-        why = f"cannot be read ({error.strerror}); give a path in a folder that you may read"
+        why = (
+            f"cannot be read ({error.strerror}); give a path in a folder that you may read, and a "
+            "shorter one if it is too long"
+        )
     raise CacheError(f"{target.parent} {why}")
 
 
