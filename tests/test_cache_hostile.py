@@ -120,6 +120,7 @@ MALFORMED = {
         "columns.0.offsets": ([4096, 12],),
         "columns.1.shapes": (None,),
         "columns.3.codes": (None, [4096, 10]),
+        "columns.11.dtype": ("|O", "|V4"),
         "checksums.values.1": (32, 0),
         "checksums.block": (1,),
         "checksums.digest": (None,),
