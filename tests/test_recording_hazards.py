@@ -76,6 +76,12 @@ def drawn(image):
     return image
 
 
+@hazard
+def texts_of_a_file_that_was_read(index):
+    image = Image.open(path(index, "PNG"))
+    return after(image, image.getpixel((3, 4))).text
+
+
 def methods_taken_first(image):
     crop, convert, draft = image.crop, image.convert, image.draft
     return image.getpixel((3, 4)), crop((1, 2, 9, 9)), convert("L"), draft("L", (9, 9))
@@ -87,7 +93,6 @@ images(
     ),
     of_another_mode=lambda im: Image.fromarray(np.asarray(im), "HSV"),
     getpixel=lambda im: im.getpixel((3, 4)),
-    of_its_file_later=lambda im: after(im, im.getpixel((3, 4))).quantization,
     putpixel=lambda im: after(im, im.putpixel((3, 4), im.getpixel((5, 6)))),
     load_reads=lambda im: im.load()[3, 4],
     load_writes=lambda im: after(im, im.load().__setitem__((3, 4), im.load()[7, 7])),
