@@ -154,7 +154,18 @@ class DataLoader(_TorchLoader[T_co]):
 
     def __iter__(self) -> Any:
         """Return an iterator over one epoch, made by this loader's backend."""
-        batches = self._current_session().epoch()
+        session = self._current_session()
+        try:
+            batches = session.epoch()
+        except DataLoadersError as error:  # such as a dataset that a cache refuses
+            named = os.environ.get(BACKEND_VARIABLE)
+            if self.backend is not None or not named:
+                raise
+            refused = f"${BACKEND_VARIABLE}={named} cannot serve a loader, which stays stock"
+            warnings.warn(f"{refused}: {error}", BackendWarning, stacklevel=2)
+            session.close()
+            self._session = self._delivering(registry.load("stock")()).open(self)
+            batches = self._session.epoch()
         self._iterations += 1
         return batches
 

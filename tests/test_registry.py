@@ -4,7 +4,7 @@ import pytest
 import torch.utils.data
 
 from dataloaders import DataLoader, wrap
-from dataloaders.errors import BackendWarning, UnknownBackend
+from dataloaders.errors import BackendWarning, CacheError, UnknownBackend
 from helpers.datasets import MapDataset, tensor_sample
 from helpers.processes import run_script
 
@@ -156,3 +156,24 @@ def test_a_backend_from_the_variable_that_cannot_serve_warns_once(monkeypatch):
         plan = loader.explain()
         assert plan.backend == "stock"
         assert "stays stock" in str(plan)
+
+
+def random_sample(index):
+    return torch.rand(2)
+
+
+def test_a_loader_stays_stock_if_the_variables_backend_refuses_its_dataset(monkeypatch, tmp_path):
+    monkeypatch.setenv(VARIABLE, "h5")
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path))
+    dataset = MapDataset(random_sample)
+    loader = DataLoader(dataset, batch_size=4)
+    torch.manual_seed(1)
+    message = rf"\${VARIABLE}=h5 cannot serve .* stays stock: MapDataset draws random numbers"
+    with pytest.warns(BackendWarning, match=message) as caught:
+        batches = [*loader, *loader]  # warns no second time
+    assert [one.filename for one in caught] == [__file__]
+    torch.manual_seed(1)
+    same = torch.utils.data.DataLoader(dataset, batch_size=4)
+    torch.testing.assert_close(batches, [*same, *same], rtol=0, atol=0)
+    with pytest.raises(CacheError, match="draws random numbers"):
+        iter(DataLoader(dataset, backend="h5"))
