@@ -261,7 +261,9 @@ class Operations(TorchDispatchMode):
 
     def pin(self, tensor, device=None):
         """Stand for ``tensor.pin_memory()``, which needs a device and refuses expanded tensors."""
-        assert 0 not in tensor.stride()
+        assert all(
+            stride or size < 2 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
         self.pinned.append(tensor)
         return tensor
 
