@@ -101,6 +101,20 @@ def test_a_program_may_delete_the_iterator_to_end_its_workers():
         assert [int(batch) for batch in loader] == SQUARES
 
 
+class Unasked:  # as MONAI's Compose, whose length draws random numbers
+    def __call__(self, sample):
+        return sample
+
+    def __len__(self):
+        raise AssertionError("the length of a transform was asked for")
+
+
+def test_explain_does_not_ask_a_transform_for_its_truth_value():
+    dataset = ordinary()
+    dataset.transform = Unasked()
+    assert "Unasked" in str(DataLoader(dataset).explain())
+
+
 def test_explain_describes_each_stage():
     for loader, words in (
         (

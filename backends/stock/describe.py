@@ -58,7 +58,9 @@ def _sample_stages(loader: Specification, where: str) -> list[Stage]:
     decode = held(dataset, "loader")  # the name in torchvision's folder datasets
     if callable(decode):
         stages.append(Stage("decode", where, _called(decode)))
-    transform = held(dataset, "transform") or held(dataset, "transforms")
+    transform = held(dataset, "transform")
+    if transform is None:  # its truth value is not asked for: MONAI's Compose then seeds itself
+        transform = held(dataset, "transforms")
     if callable(transform):
         members = held(transform, "transforms")
         members = members if isinstance(members, (list, tuple)) else [transform]
