@@ -183,7 +183,7 @@ class LastFirst(Chains):
     def sample(self, index):
         image = smooth(index, *ONE[0], self.mode)
         calls = [getattr(self, f"transform{number}") for number in reversed(range(8))]
-        return [call(image.copy()) for call in calls][::-1]
+        return [call(image) for call in calls][::-1]
 
 
 @pytest.mark.parametrize("probability", [0.5, 0.97])

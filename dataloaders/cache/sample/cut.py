@@ -11,6 +11,7 @@ Normalize), it is before that run: a row then takes a quarter of the room.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import pickle
@@ -73,6 +74,8 @@ class Head(Run):
                 f"not keep and {self._opaque} might read; apply it where the dataset loads the "
                 "image (ImageFolder(loader=...)), for instance with PIL.ImageOps.exif_transpose"
             )
+        if any(other is value for _, other in self._made):
+            value = copy.copy(value)  # two views of one image: the place of each is known
         self._made.append((self._number, value))
         return value
 
@@ -121,14 +124,12 @@ class Cut:
     def calls_in(self, row: Any) -> tuple[Call, ...] | str:
         """Return where the heads' results are in the ``row`` just read, or why that is unclear."""
         calls = []
-        for turn, (number, part) in enumerate(self.made):
-            # Two views of one image: with nothing before the cut, both are the image itself.
-            earlier = sum(other is part for _, other in self.made[:turn])
+        for number, part in self.made:
             places = list(_places(row, part))
-            if len(places) != sum(other is part for _, other in self.made):
+            if len(places) != 1:
                 how = "stands more than once" if places else "is nowhere"
                 return f"what the transform gives {how} in the sample as it is"
-            calls.append((number, places[earlier]))
+            calls.append((number, places[0]))
         paths = [path for _, path in calls]
         for one in paths:
             if sum(path[: len(one)] == one for path in paths) > 1:
