@@ -183,7 +183,7 @@ def _fill(out: torch.Tensor, moved: Sequence[_Moved], pointwise: Pointwise) -> N
     at_once = max(1, _AT_ONCE // max(1, out[0].numel()))
     places = zip(out.numpy(), moved, strict=True)
     for some in torch.split(out, at_once):
-        for place, each in islice(places, len(some)):
+        for place, each in islice(places, at_once):
             _put(place, *each)
         pointwise.finish(some)
 
