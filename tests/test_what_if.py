@@ -638,6 +638,7 @@ class TestModel:
         found = every["workers"]
         if gain is None:
             assert "more cores are missing" in found.reason
+            assert every["more cores"].predicted.estimate > 2  # with workers beside the step
         else:
             assert found.predicted.estimate == pytest.approx(gain, rel=0.01)
             ends = found.predicted.low, found.predicted.high

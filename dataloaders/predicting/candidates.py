@@ -267,7 +267,7 @@ def _queues(stages: Stages, more: tuple[int, Interval] | None) -> Iterator[Candi
     best = own if more is None else more[0]
     twice = replace(stages.sharing, cores=2 * stages.sharing.cores)
     larger = replace(stages, sharing=twice, factor=stages.scale)
-    there = larger.seconds(workers=max(1, 2 * best))
+    _, there = _more_workers(larger) or (best, larger.seconds(workers=max(1, best)))
     if stages.estimate(best) > _GAINS * there.estimate and not keeps_up:
         yield _to(stages, "more cores", there)
     if own == 0:
