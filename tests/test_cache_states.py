@@ -430,7 +430,7 @@ def ended(pid: int) -> int:
 
 
 def test_a_cache_is_whole_or_says_what_it_lacks() -> None:
-    run_state_machine_as_test(Caches, settings=settings(max_examples=6, stateful_step_count=12))
+    run_state_machine_as_test(Caches, settings=settings(max_examples=4, stateful_step_count=12))
 
 
 @pytest.mark.nightly
