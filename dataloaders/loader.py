@@ -158,11 +158,10 @@ class DataLoader(_TorchLoader[T_co]):
         try:
             batches = session.epoch()
         except DataLoadersError as error:  # such as a dataset that a cache refuses
-            named = os.environ.get(BACKEND_VARIABLE)
-            if self.backend is not None or not named:
+            wanted = self._wanted_backend()
+            if self.backend is not None or wanted == "stock":
                 raise
-            refused = f"${BACKEND_VARIABLE}={named} cannot serve a loader, which stays stock"
-            warnings.warn(f"{refused}: {error}", BackendWarning, stacklevel=2)
+            warnings.warn(f"{_refused(wanted)}: {error}", BackendWarning, stacklevel=2)
             session.close()
             self._session = self._delivering(registry.load("stock")()).open(self)
             batches = self._session.epoch()
@@ -253,7 +252,7 @@ class DataLoader(_TorchLoader[T_co]):
         elif self.backend is not None or wanted == "stock":
             return registry.load(wanted)(), None, None
         else:
-            refused = f"${BACKEND_VARIABLE}={wanted} cannot serve a loader, which stays stock"
+            refused = _refused(wanted)
             try:
                 backend = registry.load(wanted)()
             except UnknownBackend as error:
@@ -309,6 +308,10 @@ def wrap(
     wrapped.backend, wrapped.device = backend, device
     wrapped.seed, wrapped.on_error = seed, on_error
     return wrapped
+
+
+def _refused(wanted: str | Backend) -> str:
+    return f"${BACKEND_VARIABLE}={wanted} cannot serve a loader, which stays stock"
 
 
 def _name_of(backend: str | Backend | None) -> str:

@@ -142,7 +142,6 @@ class Causes:
             # there is one without them first.
             ways = [run] if stepping else [None, run] if stages.sharing.crowded(1) else [None]
             for way in ways:
-                begun = time.perf_counter()
                 self.candidates = yield from candidates(
                     loader,
                     stages,
@@ -152,8 +151,6 @@ class Causes:
                     run=way,
                 )
                 self.notes = [note for note in self.notes if note != ended]
-                if way is None:
-                    until += time.perf_counter() - begun  # the short runs have their whole time
         except Exception as error:  # the loader's own, or what a study of it ran into
             if not self.candidates:
                 self.notes[-1] = f"{unknown}: {last_line(error)}"
