@@ -206,6 +206,16 @@ def test_user_code_in_this_process_runs_on_the_loops_thread(workers):
     assert set(seen) == {threading.current_thread().name}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's, of 0
+@pytest.mark.parametrize(
+    ("factor", "error"), [(0, "must be greater than 0"), (1.5, "cannot be interpreted as an int")]
+)
+def test_torch_refuses_a_prefetch_factor_as_ever(factor, error):
+    loader = DataLoader([1], num_workers=1, prefetch_factor=factor, backend="prefetch")
+    with pytest.raises((AssertionError, TypeError), match=error):
+        iter(loader)
+
+
 def test_more_batches_than_announced_warn_when_they_are_handed_over():
     def warned(kind, **ours):
         loader = kind(ShortStream(), num_workers=1, **ours)

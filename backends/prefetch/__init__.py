@@ -10,6 +10,7 @@ thread.py    the thread, and one epoch of it     transfer.py    copies, events, 
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -142,10 +143,10 @@ class Prefetch(Backend):
     def changes(self, loader: Specification, device: torch.device | None) -> dict[str, Any]:
         """Return the attributes of the loader to replace for the inner backend."""
         changes: dict[str, Any] = {}
-        if loader.num_workers > 0 and loader.prefetch_factor is not None:
+        if loader.num_workers > 0 and loader.prefetch_factor:  # torch refuses 0
             # The workers must have at least ``ahead`` batches to make.
             needed = -(-self.ahead // loader.num_workers)
-            changes["prefetch_factor"] = max(loader.prefetch_factor, needed)
+            changes["prefetch_factor"] = max(operator.index(loader.prefetch_factor), needed)
         if has_streams(device):
             changes["pin_memory"] = False  # the transfer pins what it copies
         return changes
