@@ -278,8 +278,9 @@ def wrap(
 
     For a loader that somebody else made: dataset, samplers, workers and collation are shared with
     it, not copied. A loader that already is a `dataloaders.DataLoader` keeps its class. If
-    ``loader`` iterates in its own way (a subclass of torch's that overrides ``__iter__`` or
-    ``_get_iterator``, or a loader that Accelerate prepared), stock iterates it in that way.
+    ``loader`` iterates in its own way (a subclass of torch's that overrides ``__iter__`` or what
+    that calls, or a loader that Accelerate prepared), stock iterates it in that way. What else its
+    class can do stays with it, such as ``loader.state_dict()`` of torchdata's StatefulDataLoader.
 
     Raises:
         TypeError: ``loader`` is not a ``torch.utils.data.DataLoader``.

@@ -15,6 +15,8 @@ __all__ = [
     "check_device",
     "device_of",
     "generators_of",
+    "other_iteration",
+    "overridden",
     "own_iteration",
     "sampling_of",
     "size_of_batches",
@@ -81,9 +83,24 @@ def own_iteration(loader: DataLoader[Any]) -> DataLoader[Any] | None:
     if hasattr(kind, "_source"):  # this package's DataLoader
         source: DataLoader[Any] | None = vars(loader).get("_source")
         return source
-    methods = ("__iter__", "_get_iterator")
-    overrides = any(getattr(kind, name) is not getattr(DataLoader, name) for name in methods)
+    overrides = kind.__iter__ is not DataLoader.__iter__ or overridden(kind) is not None
     return loader if overrides else None
+
+
+def overridden(kind: type[DataLoader[Any]]) -> str | None:
+    """Return the name of what ``kind`` overrides of what torch's ``__iter__`` calls; or None."""
+    return next((name for name, its in _TORCHS.items() if getattr(kind, name) is not its), None)
+
+
+def other_iteration(loader: DataLoader[Any]) -> str | None:
+    """Say what iterates ``loader`` in another way than torch does; None if nothing does.
+
+    An ``__iter__`` of a subclass of ours does not count: it iterates what a backend made.
+    """
+    if (own := own_iteration(loader)) is not None:
+        return f"{type(own).__name__} iterates in its own way"
+    name = overridden(type(loader))
+    return None if name is None else f"{type(loader).__name__} overrides {name}"
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -138,3 +155,9 @@ def state_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 _OPEN = ("_opened", "_session")
+
+# Torch's own, taken before anything replaces them.
+_TORCHS = {
+    name: getattr(DataLoader, name)
+    for name in ("_get_iterator", "_index_sampler", "_auto_collation")
+}

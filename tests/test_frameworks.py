@@ -147,9 +147,19 @@ def doubled(kind):
     return Doubled
 
 
-class Backwards(TorchLoader):
-    def _get_iterator(self):
-        return reversed(list(super()._get_iterator()))
+def backwards(kind):
+    class Backwards(kind):
+        def _get_iterator(self):
+            return reversed(list(super()._get_iterator()))
+
+    return Backwards
+
+
+def chosen(kind):
+    class Chosen(kind):
+        _index_sampler = ((1,), (0,), (1,))
+
+    return Chosen
 
 
 @pytest.mark.parametrize("backend", ["stock", "prefetch"])
@@ -157,7 +167,10 @@ def test_a_subclass_that_iterates_by_its_own_is_left_to_it(backend):
     for kind, expected in (
         (doubled(DataLoader), [1, 1, 2, 2]),
         (doubled(TorchLoader), [1, 1, 2, 2]),
-        (Backwards, [2, 1]),
+        (backwards(DataLoader), [2, 1]),
+        (backwards(TorchLoader), [2, 1]),
+        (chosen(DataLoader), [2, 1, 2]),
+        (chosen(TorchLoader), [2, 1, 2]),
     ):
         options = {"backend": backend} if issubclass(kind, DataLoader) else {}
         loader = kind([1, 2], **options)
@@ -167,6 +180,14 @@ def test_a_subclass_that_iterates_by_its_own_is_left_to_it(backend):
         if not options:
             with pytest.raises(ValueError, match=r"seed=3: .* iterates by a method of its own"):
                 wrap(loader, seed=3)
+
+
+@pytest.mark.parametrize("kind", [backwards(DataLoader), chosen(DataLoader)])
+def test_what_a_subclass_overrides_is_not_passed_over(kind):
+    overrides = f"{kind.__name__} overrides _"
+    with pytest.raises(ValueError, match=rf"seed=3: {overrides}\w+, which seed= cannot reach"):
+        iter(kind([1, 2], seed=3))
+    assert kind([1, 2], backend="h5").explain().obstacle.startswith(overrides)
 
 
 def test_a_subclass_keeps_attributes_of_its_own_that_have_our_names():

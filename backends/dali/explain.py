@@ -16,7 +16,7 @@ from dataloaders.replaying.device import made_on_device
 from dataloaders.replaying.grouped import levels_off
 from dataloaders.replaying.host import HostReplay
 from dataloaders.replaying.proof import Proof, prove
-from dataloaders.specification import device_of, own_iteration, sampling_of
+from dataloaders.specification import device_of, other_iteration, sampling_of
 
 if TYPE_CHECKING:
     from . import Dali
@@ -26,8 +26,8 @@ _TENSORS = ("torch.", "tensor.", "v1t.", "v2.", "to_tensor", "pil_to_tensor")
 
 def obstacle_of(loader: Specification) -> str | None:
     """Return why this loader cannot be served, and what to do about it."""
-    if (own := own_iteration(loader)) is not None:
-        return f"{type(own).__name__} iterates in its own way; use backend='stock'"
+    if (other := other_iteration(loader)) is not None:
+        return f"{other}; use backend='stock'"
     wanted = getattr(loader, "device", None)
     if wanted is not None and torch.device(wanted).type == "cuda" and not torch.cuda.is_available():
         return f"device={str(wanted)!r}: there is no CUDA device that torch can use; leave it out"

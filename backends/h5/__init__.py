@@ -41,7 +41,7 @@ from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan
-from dataloaders.specification import own_iteration
+from dataloaders.specification import other_iteration
 from dataloaders.tuning.learned import cache_folder
 
 from .batches import proved
@@ -198,8 +198,8 @@ class H5(Backend):
             )
 
     def _obstacle(self, loader: Specification) -> str | None:
-        if (own := own_iteration(loader)) is not None:
-            return f"{type(own).__name__} iterates in its own way; use backend='stock'"
+        if (other := other_iteration(loader)) is not None:
+            return f"{other}; use backend='stock'"
         if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
             return "an iterable dataset has no samples by index; give it __getitem__ and __len__"
         if not hasattr(type(loader.dataset), "__len__"):

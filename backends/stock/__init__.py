@@ -14,15 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.utils.data
-
 from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batches.collation import collates_as_torch
 from dataloaders.batches.tree import Batch
 from dataloaders.batches.whole import WholeBatches
+from dataloaders.errors import OptionError
 from dataloaders.plan import Plan
 from dataloaders.seeding.seeded import Seeding
-from dataloaders.specification import own_iteration
+from dataloaders.specification import other_iteration, own_iteration
 
 from .describe import describe
 from .gather import gathering_view, obstacle
@@ -62,8 +61,7 @@ class Stock(Backend):
     def takes_ahead(self, loader: Specification) -> bool:
         """Whether no user code makes batches in this process: workers do, or this package."""
         try:
-            overrides = type(loader)._get_iterator is not torch.utils.data.DataLoader._get_iterator
-            if overrides or own_iteration(loader) is not None:
+            if other_iteration(loader) is not None:
                 return False
             whole = isinstance(loader.collate_fn, WholeBatches) and collates_as_torch()
             return loader.num_workers > 0 or whole or self._obstacle(loader) is None
@@ -135,8 +133,11 @@ class _StockSession(Session):
 
     def _seeded(self, loader: Specification, gathers: bool) -> Specification:
         """Return the loader, or with ``seed=`` its seeded view for the next epoch."""
-        if getattr(loader, "seed", None) is None:
+        seed = getattr(loader, "seed", None)
+        if seed is None:
             return loader
+        if (other := other_iteration(loader)) is not None:
+            raise OptionError(f"seed={seed}: {other}, which seed= cannot reach")
         if self._seeding is None:
             self._seeding = Seeding()
             loader._iterator = None  # workers that were started without a seed

@@ -25,7 +25,7 @@ from dataloaders.backend import Specification
 from dataloaders.batches.collation import collates_as_torch
 from dataloaders.batches.tree import Batch
 from dataloaders.batches.whole import RowNumbers, ShowsDataset, WholeBatches
-from dataloaders.specification import view_of
+from dataloaders.specification import other_iteration, view_of
 
 
 def obstacle(loader: Specification) -> str | None:
@@ -36,10 +36,8 @@ def obstacle(loader: Specification) -> str | None:
         return "batch_size=None: the dataset makes its own batches"
     if loader.collate_fn is not default_collate:
         return "collate_fn is not torch's default_collate"
-    kind, torchs = type(loader), torch.utils.data.DataLoader
-    methods = ("_get_iterator", "_index_sampler", "_auto_collation")
-    if any(getattr(kind, name) is not getattr(torchs, name) for name in methods):
-        return f"{kind.__name__} changes torch's iteration"
+    if (other := other_iteration(loader)) is not None:
+        return other
     if not collates_as_torch():
         return "default_collate_fn_map was changed"
     try:

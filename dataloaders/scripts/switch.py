@@ -14,15 +14,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch.utils.data
-
 from dataloaders.batches.tree import Batch
 from dataloaders.loader import DataLoader, wrap
 from dataloaders.scripts.loops import Loader, Original
-from dataloaders.specification import view_of
+from dataloaders.specification import overridden, view_of
 
-# Torch's own, taken before anything replaces it.
-_OWN_ITERATION = torch.utils.data.DataLoader._get_iterator
 _NOT_TORCHS = {"_iterator", *inspect.getfullargspec(wrap).kwonlyargs}
 
 
@@ -30,8 +26,8 @@ def switched(*, explain: bool = False) -> Callable[[Loader, Original], Iterator[
     """Return what iterates epochs by the environment's backend, for `loops.replaced_iter`.
 
     A loader that the backend cannot serve keeps torch's own iteration, with one warning that says
-    why; so does a class with its own ``_get_iterator``. ``explain`` prints each loader's plan to
-    stderr when it is first iterated.
+    why; so does a class that overrides what ``__iter__`` calls. ``explain`` prints the plan of each
+    loader to stderr when it is first iterated.
     """
     # Weak, so that a loader's session and its workers end with the loader.
     known: weakref.WeakKeyDictionary[Loader, DataLoader[Any] | None] = weakref.WeakKeyDictionary()
@@ -40,8 +36,7 @@ def switched(*, explain: bool = False) -> Callable[[Loader, Original], Iterator[
         if loader not in known:
             # Ours reads the variable itself. A view of torch's class: a subclass's own __iter__ has
             # called this one already, and must not be applied twice.
-            torchs = not isinstance(loader, DataLoader)
-            torchs = torchs and type(loader)._get_iterator is _OWN_ITERATION
+            torchs = not isinstance(loader, DataLoader) and overridden(type(loader)) is None
             known[loader] = wrap(view_of(loader)) if torchs else None
             shown = loader if known[loader] is None else known[loader]
             if explain and isinstance(shown, DataLoader):
