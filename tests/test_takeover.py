@@ -129,6 +129,19 @@ def test_a_program_that_goes_on_to_train_with_another_loader_is_ended(command):
     assert "measure that with --loader 2" in done.out
 
 
+WITHOUT = "while True:\n    time.sleep(0.01)\n    optimizer.step()\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("for _, batch in zip(range(6), rows(9)): optimizer.step()\n", 0), ("", 3)],
+)
+def test_a_program_that_trains_without_a_loader_is_ended(script, status, command):
+    Path("train.py").write_text(HEAD + script + WITHOUT)
+    done = command("check", "--budget", 0.3, "--no-predict", "train.py", status=status)
+    assert "trained without a torch.utils.data.DataLoader" in (done.err if status else done.out)
+
+
 def test_untouched_loops_draw_what_they_always_draw(command):
     script = """
 torch.manual_seed(3)

@@ -254,9 +254,8 @@ def _how_it_ended(takeover: Takeover, outcome: Outcome, enough: bool) -> list[st
         how = f"the script was ended {after} of its loop"
     elif failed or outcome.ending == "interrupted":
         how = f"{'the script failed' if failed else 'interrupted'} {so_far}"
-    elif (other := takeover.left_for) is not None:
-        how = f"the script left this loop {so_far}; it then trained with loader {other.number} "
-        how += f"({other.description}): measure that with --loader {other.number}"
+    elif takeover.left_for is not None:
+        how = f"the script left this loop {so_far}; it then trained {takeover.left_for}"
     else:
         how = f"the script ended by itself {after}, before enough was measured; "
         how += "give it more epochs, or a smaller --budget"

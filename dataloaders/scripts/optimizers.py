@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,12 +29,13 @@ _PASSES = 2  # over the data before training, for the mean and the deviation of 
 
 
 class Optimizers:
-    """Counts the steps of all optimizers of this process, while entered."""
+    """Counts the steps of all optimizers of this process, while entered, and calls ``stepped``."""
 
-    def __init__(self) -> None:
+    def __init__(self, stepped: Callable[[], object] = lambda: None) -> None:
         self.steps = 0
         self.thread: threading.Thread | None = None  # of the last one
         self._made = self._named = False
+        self._stepped = stepped
         self._modules = 0  # how many were imported when the program's files were searched
         made = torch.optim.Optimizer.__init__
 
@@ -63,6 +65,7 @@ class Optimizers:
     def _after_step(self, *_: object) -> None:
         self.steps += 1
         self.thread = threading.current_thread()
+        self._stepped()
 
 
 def _own_files() -> list[str]:

@@ -80,8 +80,8 @@ class Takeover:
         waited: called with another loader's description and the seconds waited for its batch.
         passed_over: called with a sentence about a loop in which no optimizer has stepped yet.
         stuck: called, in a thread, if the program goes on after it was stopped.
-        patience_s: the program is ended if its measured loop is over, and another loop has trained
-            for so long.
+        patience_s: the program is ended if its measured loop is over, and it has trained for so
+            long in another loop or without a loader.
     """
 
     def __init__(
@@ -99,10 +99,12 @@ class Takeover:
         self.taken: Seen | None = None  # the one handed to measure
         self.steps = 0  # batches of the measurement that the loop was given
         self.beyond = 0  # the most batches past the end of an epoch
-        self.left_for: Seen | None = None  # the loader for which the measured one was left
+        self.left_for: str | None = None  # how the program trained when it was ended for that
         self.last: Seen | None = None  # the loader that gave the program its last batch
         self.thread: threading.Thread | None = None  # of the measured loop
-        self.optimizers = Optimizers()
+        # The number and the time of the first optimizer step after the last batch of any loader.
+        self.alone_since: tuple[int, float] | None = None
+        self.optimizers = Optimizers(self._after_step)
         self._measure = measure
         self._number = number
         self._may_take = may_take
@@ -191,10 +193,20 @@ class Takeover:
             loop.seen = self.taken  # the program makes its loader anew for each epoch
             return True
         if time.monotonic() - self._asked_at > self._patience_s:
-            alike = [one for one in self.seen if one.description == loop.seen.description]
-            self.left_for = alike[0]
+            what = loop.seen.description
+            number = next(one.number for one in self.seen if one.description == what)
+            self.left_for = f"with loader {number} ({what}): measure that with --loader {number}"
             stop(self._stuck)
         return False
+
+    def _after_step(self) -> None:
+        """End the program if it trains on without a loader, and no measured loop lives."""
+        now, steps = time.monotonic(), self.optimizers.steps
+        first, since = self.alone_since = self.alone_since or (steps, now)
+        late = steps - first > _MOST_STEPS_REFUSED and now - since > self._patience_s
+        if late and self._measured_loop() is None:
+            self.left_for = "without a torch.utils.data.DataLoader"
+            stop(self._stuck)
 
     def _refuse(self, seen: Seen, why_not: str) -> None:
         """Note why a training loop cannot be measured; end the program if that loop goes on."""
@@ -305,7 +317,7 @@ class Loop:
         with passing():  # a dataset may iterate loaders of its own
             batch = takeover.next_measured(self) if self._batches is None else self._next_own()
         self.given += 1
-        takeover.last = self.seen
+        takeover.last, takeover.alone_since = self.seen, None
         return batch
 
     def __len__(self) -> int:
