@@ -147,6 +147,7 @@ def test_a_script_that_goes_elsewhere_and_redirects_its_output_in_a_thread_that_
 ):
     text = (
         "import os; os.mkdir('elsewhere'); os.chdir('elsewhere')\n"
+        "os.dup2(os.open('c.txt', os.O_CREAT | os.O_WRONLY), 1); print('in C')\n"
         "sys.stdout = open('log.txt', 'w'); print('hello')\n"
         "sys.stdout.close()\n"
         "threading.Thread(target=train).start()\n"  # Python waits for it
@@ -155,6 +156,7 @@ def test_a_script_that_goes_elsewhere_and_redirects_its_output_in_a_thread_that_
     assert measured_in(done).startswith("1: ")
     assert json.loads((tmp_path / "report.json").read_text())["verdict"]
     assert (tmp_path / "elsewhere" / "log.txt").read_text() == "hello\n"
+    assert (tmp_path / "elsewhere" / "c.txt").read_text() == "in C\n"
 
 
 @pytest.mark.nightly

@@ -79,9 +79,18 @@ def untouched_files(takeover: Takeover, *, let_write: bool) -> Iterator[Scratch 
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """Restore stdout and stderr after the block: a script may have replaced or closed its own."""
-    with redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):
-        yield
+    """Restore stdout and stderr after the block: a script may have replaced or closed its own.
+
+    It may also have put a log in the place of descriptor 1, for output of code in C.
+    """
+    own = os.dup(1)
+    try:
+        with redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()  # what the script printed goes to its log
+        os.dup2(own, 1)
+        os.close(own)
 
 
 def say_that_it_trains(target: Target, command: str, *, quiet: bool) -> None:
@@ -108,7 +117,6 @@ def run_shown(
             outcome = target.run(args)
     finally:
         line.close()
-    sys.stdout.flush()
     if shows(outcome.error):
         outcome.show_error()
     return outcome
