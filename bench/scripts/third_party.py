@@ -10,6 +10,7 @@ the data; data and working folders are made in ``CODE/run``.
 
 The truth is the rate of a script's own loop on eight of its batches, over and over, divided by the
 rate on all of them: three pairs of runs, since one run's rate differs from the next by up to 10 %.
+What a script does in a step 20 times as long as usual, as to validate, counts as a usual step.
 """
 
 from __future__ import annotations
