@@ -1,15 +1,16 @@
 """``dataloaders check`` on whole scripts: does it work, what does it say, what is true?
 
     check   python -m dataloaders check [--budget S] SCRIPT
-    truth   the script's own steps a second with free input / as it is: median of pairs of runs
+    truth   the script's own steps a second with free input / as it is: median of pairs
 
 These are the shapes of loop_shapes.py, whose load can be set to nothing; third_party.py has scripts
-of others. ``python -m bench.scripts.check [--resident] SCRIPT`` prints the rate of the loop of any
-script: on its loader's batches, or on eight of these, over and over.
+of others. ``python -m bench.scripts.check SCRIPT`` prints the truth of any script, found in turns
+within its own loop.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,8 @@ class Script:
     Attributes:
         name: in the table.
         command: what follows ``dataloaders check``.
-        truth: what follows ``python`` to print its steps a second; with input as it is, and free.
+        truth: what follows ``python`` to print its steps a second, with input as it is and free; or
+            one command, to print their ratios; or none, where child processes train.
         folder: where it runs.
         path: folders that it imports from.
         launcher: what follows ``python`` before all of that.
@@ -53,7 +55,7 @@ class Script:
 
     name: str
     command: tuple[str, ...]
-    truth: tuple[tuple[str, ...], tuple[str, ...]]
+    truth: tuple[tuple[str, ...], ...]
     folder: Path = Path()
     path: tuple[str, ...] = ()
     launcher: tuple[str, ...] = ()
@@ -83,8 +85,15 @@ class Script:
             errors.seek(0)
             return subprocess.CompletedProcess(command, status, output.read(), errors.read())
 
-    def rate(self, words: tuple[str, ...]) -> float:
-        """Return its steps a second; NaN if it trains where they are not counted, or not at all."""
+    def truths(self) -> tuple[float, ...]:
+        """Return steps a second with free input / as it is, by pair; NaN if not counted."""
+        if len(self.truth) < 2:
+            shown = "".join(self.run(words, 600).stdout for words in self.truth)
+            found = re.search("truth: ([0-9. ]+)", shown)
+            return tuple(map(float, found[1].split())) if found else (math.nan,)
+        return tuple(self._rate(free) / self._rate(real) for real, free in _PAIRS * [self.truth])
+
+    def _rate(self, words: tuple[str, ...]) -> float:
         found = re.search("steps a second: ([0-9.]+)", self.run(words, 300).stdout)
         return float(found[1]) if found else math.nan
 
@@ -121,7 +130,7 @@ class Examined:
 
     @property
     def known(self) -> bool:
-        """Whether the script's own loop could be timed: not where child processes train."""
+        """Whether the script's own loop could be timed."""
         return not math.isnan(sum(self.truths))
 
     @property
@@ -156,13 +165,7 @@ def examined(script: Script, budget_s: float) -> Examined:
     took = time.perf_counter() - began
     if report is None:
         print(f"{script.name}: {done.stderr[-400:]}", file=sys.stderr)
-    truths = []
-    for _ in range(_PAIRS):
-        real, free = map(script.rate, script.truth)
-        truths.append(free / real)
-        if math.isnan(truths[-1]):
-            break
-    return Examined(script, report, done.returncode, took, tuple(truths))
+    return Examined(script, report, done.returncode, took, script.truths())
 
 
 def run(scale: Scale) -> Result:
@@ -190,7 +193,7 @@ def result_of(found: list[Examined]) -> Result:
         met=wrong == failed == 0 and open_ <= len(found) / 10,
         notes=(
             f"{len(found)} scripts: {wrong} wrong, {failed} failed, {open_} inconclusive. "
-            f"Truth: steps a second with free input / as it is, {_PAIRS} pairs of runs in turn; of "
+            f"Truth: steps a second with free input / as it is, {_PAIRS} pairs in turn; of "
             f"{unknown} it is unknown; of {close} it is within the check's margins, or its runs "
             "differ by as much: there, neither verdict is wrong and none is asked for.",
         ),
@@ -215,16 +218,18 @@ def of_ours(name: str, load: float, step: float, workers: int, steps: int) -> Sc
     )
 
 
-def _brute_force(words: list[str], seconds: float = 12.0) -> None:
-    """Run a script of others' and print the rate of its loop, on real batches or on held ones."""
+def _brute_force(words: list[str]) -> None:
+    """Run a script of others', its loop on real batches and on eight held ones, in turns.
+
+    Prints how many times as fast it is on the held ones. In one process: of two processes on an
+    idle machine, one may be a quarter slower than the other in all that it does.
+    """
     from dataloaders.scripts.scratch import Scratch
     from dataloaders.scripts.takeover import Takeover
     from dataloaders.scripts.target import Target
 
-    resident = words[0] == "--resident"
-    words = [word for word in words if word not in ("--", "--resident")]
-    rates: list[float] = []
-    steps: list[float] = []  # seconds of each that counts
+    words = [word for word in words if word != "--"]
+    ratios: list[float] = []
 
     def batches(iterate: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         while True:
@@ -232,25 +237,33 @@ def _brute_force(words: list[str], seconds: float = 12.0) -> None:
 
     def measure(loader: Any, iterate: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         real = batches(iterate)
-        held = [next(real) for _ in range(8)] if resident else []
-        given = since = began = time.perf_counter()
-        while given - began < seconds:
-            batch = held[len(steps) % 8] if held else next(real)
-            given = time.perf_counter()
-            yield batch
-            steps.append(time.perf_counter() - given)
-            if given - began < seconds / 4:
-                steps.clear()
-                since = time.perf_counter()
-        usual = statistics.median(steps)
-        others = sum(step - usual for step in steps if step > _VALIDATES_FROM * usual)
-        rates.append(len(steps) / (time.perf_counter() - since - others))
+        held = itertools.cycle([next(real) for _ in range(8)])
+        ready = loader.num_workers * (loader.prefetch_factor or 0)
+        for _ in range(_PAIRS):
+            took = []
+            for source in (real, held):
+                yield from _steps(source, 4 + ready, 1.0)
+                took.append((yield from _steps(source, 16, 3.0)))
+            ratios.append(took[0] / took[1])
 
     takeover = Takeover(measure)
     target = Target(words[1], "module") if words[0] == "-m" else Target(words[0], "file")
     with Scratch(lambda: takeover.optimizers.steps > 0), takeover:
         target.run(words[2:] if words[0] == "-m" else words[1:])
-    print(f"\nsteps a second: {rates[0]:.4f}" if rates else "no loop over a loader was counted")
+    print("\ntruth:", *ratios or ["no loop over a loader was counted"])
+
+
+def _steps(source: Iterator[Any], fewest: int, seconds: float) -> Generator[Any, None, float]:
+    """Yield batches for so many steps and seconds, or more; return the seconds of a step."""
+    began, steps = time.perf_counter(), list[float]()
+    while len(steps) < fewest or time.perf_counter() - began < seconds:
+        batch = next(source)
+        given = time.perf_counter()
+        yield batch
+        steps.append(time.perf_counter() - given)
+    usual = statistics.median(steps)
+    others = sum(step - usual for step in steps if step > _VALIDATES_FROM * usual)
+    return (time.perf_counter() - began - others) / len(steps)
 
 
 BAR = "no wrong verdict, no failure, at most one in ten inconclusive, no finding in ours"
