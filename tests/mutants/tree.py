@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import compileall
 import contextlib
+import gc
 import importlib
+import json
 import os
 import py_compile
 import shutil
@@ -14,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import defaultdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,12 +29,13 @@ __all__ = ["ROOT", "Tests", "Tree"]
 ROOT = Path(__file__).resolve().parents[2]
 
 _HEAVY = ("torch.distributed", "torchvision.transforms.v2", "PIL.Image", "h5py")
-# The test that noticed the last change runs first; one that hangs fails.
-_OPTIONS = ["-x", "-q", "--ff", "--tb=line", "-p", "no:xdist", "--timeout=30"]
+# The test that noticed the last change runs first.
+_OPTIONS = ["-x", "-q", "--ff", "--tb=line", "-p", "no:xdist"]
 _OPTIONS += ["--hypothesis-profile=mutants"]
 # hypothesis is imported before pytest runs, and need not be rewritten.
 _OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
 _LEAST_LIMIT_S = 5.0  # a busy machine is no failed test
+_LEAST_TIMEOUT_S = 10.0  # of one test, as well
 _UNCHANGED_LIMIT_S = 3600.0
 
 
@@ -49,6 +53,8 @@ class Tree:
         hypothesis.settings.register_profile(
             "mutants", deadline=None, phases=phases, derandomize=True, database=None
         )
+        gc.collect()
+        gc.freeze()  # in each fork, the collector would copy all that was imported
         self.folder = Path(tempfile.mkdtemp(prefix="mutants-")).resolve()
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.check_output(listed, cwd=ROOT, text=True).split("\0"):
@@ -69,6 +75,36 @@ class Tree:
         return Tests(self.folder, names, self.folder / file)
 
 
+class _Quickest:
+    """Runs the quickest files first, and in each its quickest tests; one that hangs fails.
+
+    The seconds are those of the first run, of the unchanged tree, which writes them to ``place``.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place, self._took = place, defaultdict[str, float](float)
+        known = json.loads(place.read_text()) if place.exists() else {}
+        self._known = defaultdict[str, float](float, known)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if not self._known:
+            return
+        files = defaultdict[Path, float](float)
+        for item in items:
+            files[item.path] += self._known[item.nodeid]
+            most_s = _LEAST_TIMEOUT_S + 5 * self._known[item.nodeid]
+            item.add_marker(pytest.mark.timeout(most_s), append=False)
+        # A fixture of a whole file is made once: its tests stay together.
+        items.sort(key=lambda item: (files[item.path], self._known[item.nodeid]))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._took[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        if not self._known:
+            self._place.write_text(json.dumps(self._took))
+
+
 class Tests:
     """Tests to be run on changes of one file.
 
@@ -79,6 +115,8 @@ class Tests:
     def __init__(self, folder: Path, names: list[str], file: Path) -> None:
         self._folder, self._names, self._file = folder, names, file
         self._source = file.read_text()
+        self._took = folder / "took.json"
+        self._took.unlink(missing_ok=True)
         self._limit = _UNCHANGED_LIMIT_S
         began = time.monotonic()
         self.unchanged = self.of(self._source)
@@ -114,7 +152,8 @@ class Tests:
             ours = {str(ROOT), str(ROOT / "tests"), ""}
             sys.path[:] = [str(self._folder), *(place for place in sys.path if place not in ours)]
             os.environ["PYTHONPATH"] = str(self._folder)
-            code = int(pytest.main([*_OPTIONS, f"--basetemp={self._folder / 'tmp'}", *self._names]))
+            options = [*_OPTIONS, f"--basetemp={self._folder / 'tmp'}", *self._names]
+            code = int(pytest.main(options, plugins=[_Quickest(self._took)]))
         except BaseException:
             traceback.print_exc()
         finally:
