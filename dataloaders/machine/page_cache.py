@@ -177,7 +177,7 @@ def evict(path: str | os.PathLike[str]) -> None:
         OSError: there is no such file, or this is not Linux.
     """
     _refuse_other_systems()
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         maps = list(_maps_here(os.fstat(descriptor).st_ino, os.path.realpath(path)))
         for address, length in maps:

@@ -81,7 +81,7 @@ def resolve(
     if has_workers:
         batch_bytes = found.batch_bytes if found is not None else 0
         assumed = _ASSUMED_SAMPLE_BYTES * (size if _is_int(size) and size else 1)
-        depth = (prefetch if _is_int(prefetch) else _DEFAULT_PREFETCH) or 1
+        depth = prefetch if _is_int(prefetch) else _DEFAULT_PREFETCH
         shortage = resources.shm_shortage(chosen, depth, batch_bytes or assumed)
         if shortage is not None:
             if prefetch_factor == "auto":

@@ -201,7 +201,7 @@ class BuildFolder:
                 is_built = _PART.fullmatch(name) or name.endswith(".tmp") or "-of-" in name
                 if is_built and name not in names:
                     (self.path / name).unlink(missing_ok=True)
-            self._settings.unlink(missing_ok=True)  # last: until then the build is not ended
+            self._settings.unlink()  # last: until then the build is not ended
         with suppress(OSError):
             self.path.rmdir()
 

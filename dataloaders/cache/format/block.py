@@ -47,7 +47,7 @@ def open_file(name: str) -> int:
     """Return a descriptor for reading ``name``; a CacheError says why there is none."""
     try:
         # Not blocking, so that a named pipe is an error and not a wait for its writer.
-        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError as error:
         unfinished = parts_folder(name)
         if unfinished.is_dir():

@@ -34,7 +34,7 @@ def writing(folder: str | Path) -> Iterator[None]:
 
 def sync(path: Path) -> None:
     """Have the contents of a file, or the names in a folder, survive a power loss."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
     finally:

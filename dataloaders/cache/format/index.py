@@ -221,13 +221,12 @@ def _check_column(entry: ColumnEntry, rows: int, *, is_joined: bool) -> None:
 
 def _is_packing(entry: ColumnEntry, packing: Packing) -> bool:
     width, size = np.dtype(entry.dtype).itemsize, entry.values.size
-    row = 1 if entry.shape is None else math.prod(entry.shape)
-    largest = LARGEST_PIECE if entry.shape is None else max(LARGEST_PIECE, row * width)
+    row = math.prod(entry.shape or ())
     return (
         packing.codec in CODECS
         and 0 < packing.piece <= size
         and packing.piece % row == 0
-        and packing.piece * width <= min(largest, LARGEST_ROW)
+        and packing.piece * width <= min(max(LARGEST_PIECE, row * width), LARGEST_ROW)
         and packing.pieces.size == 2 * -(-size // packing.piece)
         and (entry.most_values or 0) * width <= LARGEST_ROW
     )

@@ -23,7 +23,6 @@ from dataloaders.cache.format.index import Index
 from dataloaders.cache.printable import shown
 from dataloaders.cache.read.columns import ColumnReader
 from dataloaders.cache.read.shards import check_shards, folder_of, open_shard
-from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import CacheError
 from dataloaders.machine.page_cache import (
     DiskWatch,
@@ -179,7 +178,7 @@ def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
     if largest is None:
         return entry
     width = np.dtype(entry.dtype).itemsize
-    width *= max((_MEMORY_PER_BYTE.get(kind, 1) for kind, _ in entry.variants), default=1)
+    width *= max(_MEMORY_PER_BYTE.get(kind, 1) for kind, _ in entry.variants)
     values = entry.largest_row
     most = max(width * (values or 0), _BYTES_PER_PIXEL * (entry.most_pixels or 0))
     if most > largest:
@@ -189,6 +188,6 @@ def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
         )
     if values is None:
         entry = replace(entry, most_values=largest // width)
-    if entry.most_pixels is None and any(is_encoded(kind) for kind, _ in entry.variants):
+    if entry.most_pixels is None:  # asked only of encoded images
         entry = replace(entry, most_pixels=largest // _BYTES_PER_PIXEL)
     return entry

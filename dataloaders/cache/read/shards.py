@@ -26,7 +26,7 @@ def first_of(index: Index) -> int:
     if type(first) is int and 0 <= first <= LARGEST:
         return first
     # Of version 3: "3 of 8".
-    found = re.fullmatch(r"(\d{1,5}) of (\d{1,5})", str(built.get("shard"))[:20], re.ASCII)
+    found = re.fullmatch(r"(\d{1,5}) of (\d{1,5})", str(built.get("shard")), re.ASCII)
     if found is None or type(length) is not int or not 0 <= length <= LARGEST:
         return 0
     rank, of = map(int, found.groups())
@@ -67,7 +67,7 @@ def open_shard(folder: Path, shard: Shard, joined: Path) -> int:
                 "a cache from somebody else could point anywhere; put the file itself there"
             )
         # Not blocking, so that a named pipe is an error and not a wait for its writer.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
         descriptor = os.open(target, flags)
     except FileNotFoundError as error:
         raise CacheError(
