@@ -222,6 +222,7 @@ def test_parts_and_files_are_synced_before_they_have_their_names(path, monkeypat
         found = os.stat(source)
         if str(target).endswith(".h5"):
             assert synced.get(found.st_ino) == found.st_mtime_ns, f"{target} was not synced"
+            assert str(target) == str(path) or os.stat(path.parent).st_ino in synced
             renamed.append(os.path.dirname(target))
         own(source, target)
 

@@ -120,6 +120,7 @@ MALFORMED = {
         "columns.0.offsets": ([4096, 12],),
         "columns.1.shapes": (None,),
         "columns.3.codes": (None, [4096, 10]),
+        "columns.10.dtype": ("|O",),  # of which all rows are None
         "columns.11.dtype": ("|O", "|V4"),
         "checksums.values.1": (32, 0),
         "checksums.block": (1,),
@@ -181,6 +182,8 @@ SAID = [
     *(("joined", "shards.0.file_bytes", size, "when it was joined") for size in (64, 2**48)),
     ("joined", "shards.0.identity", "f" * 32, "is not the one that was joined"),
     ("joined", "columns.0.variants", [["image:YCbCr", 3]], "has other values in column 'image'"),
+    ("joined", "columns.11.shape", [3, 0], "has other values in column 'empty'"),
+    ("joined", "columns.11.dtype", "<f4", "has other values in column 'empty'"),
 ]
 
 
@@ -318,16 +321,24 @@ def test_shards_in_another_order_and_other_counts_and_names(tmp_path, read, whol
     assert read(swapped, "joined") == "read"
     names = {"structure.dict.2.0": "other", "columns.2.name": "other"}
     assert "has samples that are built differently" in read(whole.changed(names), "joined")
+    most = 1 << 48
     says = [
-        {"first": -1}, {"first": True}, {"first": 1 << 60}, {"shard": "1 of 3"},
+        {"first": -1}, {"first": True}, {"first": most + 1}, {"shard": "1 of 3"},
         {"shard": "3 of 3", "length": 9}, {"shard": "1 of 0", "length": 9},
         {"shard": "1 of 3", "length": -9}, {"shard": "1 of 3", "length": True},
-        {"shard": "1 of 3", "length": 10**30}, {"shard": ["1 of 3"], "length": 9},
+        {"shard": "1 of 2", "length": most + 1}, {"shard": ["1 of 3"], "length": 9},
         {"shard": "9" * 5000 + " of 3", "length": 9}, {"shard": "\u0661 of \u0663", "length": 9},
     ]  # fmt: skip
     for fingerprint in says:  # nothing of a shard
         build(tmp_path / "a.h5", [1], failed=[(1, "b")], fingerprint=fingerprint)
         assert CachedDataset(tmp_path / "a.h5").failed == [(1, "b")]
+    for fingerprint, first in (
+        ({"first": most}, most),
+        ({"shard": "1 of 2", "length": most}, most // 2),
+        ({"shard": "2 of 3", "length": 10}, 6),
+    ):
+        build(tmp_path / "a.h5", [1], failed=[(1, "b")], fingerprint=fingerprint)
+        assert CachedDataset(tmp_path / "a.h5").failed == [(first + 1, "b")]
 
 
 # Arrays in the data that say where rows are

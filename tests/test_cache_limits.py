@@ -43,6 +43,7 @@ CASES = {
     "png": (PICTURES, {"images": "png"}, 4 * LARGEST),
     "packed": (FILES, {"images": "packed"}, None),
     "zstd": (SPARSE, {"compress": "zstd"}, 1_600_000),
+    "text": (Made("ab".__mul__, 4), {}, 4 * 6),
 }
 
 
@@ -74,6 +75,8 @@ def test_what_the_index_says(tmp_path):
     assert said(small.path)[0][2] == most <= 100
     build(tmp_path / "d.h5", [None, "a", "abc"])
     assert said(tmp_path / "d.h5") == [("sample", 3, None)]
+    tiny = Made(lambda index: Image.new("L", (1, 1), index), 2)
+    assert said(make(tiny, tmp_path / "e.h5", images="png").path)[0][2] == 1
 
 
 @pytest.mark.parametrize("name", ["png", "packed"])

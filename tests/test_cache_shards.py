@@ -122,6 +122,10 @@ def test_another_number_of_ranks_goes_on(path, first, then, single_file):
     assert [sample["label"] for cached in own for sample in cached] == list(range(SIZE))
     cached = build(Numbered(), path, 0, then, **options)
     assert [sample["label"] for sample in cached] == list(range(SIZE))
+    if single_file:
+        assert not path.with_suffix(".parts").exists()
+    else:
+        assert names(path.parent) == [shard.name for shard in cached.shards]
 
 
 def test_a_part_of_other_samples_does_not_stand_for_the_one_that_was_joined(path):
