@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 from backends.h5 import H5
 from dataloaders import DataLoader
-from dataloaders.cache import CachedDataset, Compressed, precompute, verify
+from dataloaders.cache import CachedDataset, Compressed, merge, precompute, verify
 from dataloaders.cache.format.codecs import Codec, Undecodable
 from dataloaders.errors import CacheError, OptionError
 from helpers.cached import build, spoil
@@ -177,6 +177,13 @@ def test_options(tmp_path):
     for level in (("zstd", 23), ("gzip", 0), ("zstd", True)):
         with pytest.raises(OptionError, match="must be an int from 1 to"):
             Compressed(*level)
+
+
+@pytest.mark.parametrize("says", ["zstd, level 99", f"gzip, level {'9' * 5000}", ["gzip"]])
+def test_a_copy_of_a_file_that_says_what_no_build_does(path, tmp_path, says):
+    build(path, [1, 2, 3], fingerprint={"compress": says})
+    merge(path, tmp_path / "m.h5")
+    assert list(CachedDataset(tmp_path / "m.h5")) == [1, 2, 3]
 
 
 def test_the_command_line(command):

@@ -20,6 +20,7 @@ from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers import warm
 from helpers.datasets import Made
+from helpers.hostile import Whole
 from helpers.processes import run_script, takes_less_than
 
 
@@ -120,6 +121,8 @@ def test_rows_of_what_only_has_another_text_are_read_if_that_is_accepted(path, t
     images, _ = first_batch(Renamed(tmp_path), H5(path, expect=expect))
     assert (images.shape, images.dtype) == ((12, 3, 8, 8), torch.float32)
     assert len(precompute(Renamed(tmp_path), path, expect=expect)) == len(wanted)
+    path.write_bytes(Whole(path.read_bytes()).changed({"fingerprint.head": 5}))  # of a stranger
+    assert len(precompute(Pictures(tmp_path), path, expect={"head": 5})) == len(wanted)
     with pytest.raises(CacheError, match="length: 12 when it was built, 2 now") as found:
         precompute(Subset(Pictures(tmp_path), [0, 1]), path)
     assert "pass expect" not in str(found.value)

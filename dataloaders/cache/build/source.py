@@ -311,8 +311,8 @@ class Source:
             return None
         cuts, _ = ways_to_cut(self.dataset, Images.like(says.get("images")))
         accepted = {n: e for n, e in (self.options.expect or {}).items() if n in ACCEPTABLE}
-        head: Any = says.get("head")
-        cut = next((cut for cut in cuts if list(cut.head) == head), None)
+        head = cached.index.head  # the fingerprint's may be anything
+        cut = next((cut for cut in cuts if cut.head == head), None)
         if cut is None and "head" in accepted:  # the texts alone may differ
             cut = next((cut for cut in cuts if len(cut.head) == len(head)), None)
         cached.refuse_changed({**described(self.dataset, self.length, cut or cuts[0]), **accepted})

@@ -44,8 +44,8 @@ class Compressed:
     @classmethod
     def like(cls, text: object) -> Compressed | None:
         """Return what this text of a fingerprint stands for; None: not compressed."""
-        codec, _, level = str(text).partition(", level ")
-        return cls(codec, int(level)) if codec in _LEVELS and level.isdecimal() else None
+        known = (cls(codec, level) for codec, (levels, _) in _LEVELS.items() for level in levels)
+        return next((each for each in known if str(each) == text), None)
 
     @property
     def chosen_level(self) -> int:
