@@ -497,12 +497,33 @@ def test_paths_that_cannot_be(tmp_path):
             make(Numbered(), tmp_path / "missing" / "a.h5")
         with pytest.raises(CacheError, match=r"File name too long.*a shorter one"):
             make(Numbered(), tmp_path / f"{'a' * 244}.h5")  # its files of a build have 14 more
+        with pytest.raises(CacheError, match=f"{tmp_path} is a folder; give the path of a file"):
+            make(Numbered(), tmp_path, **{"overwrite": True} if make is precompute else {})
     (tmp_path / "other disk").mkdir()
     (tmp_path / "a.parts").symlink_to(tmp_path / "other disk")
     (tmp_path / "b.parts").write_bytes(b"")
     for name in ("a.h5", "b.h5"):
         with pytest.raises(CacheError, match="would hold the parts, and is a link or a file"):
             build(Numbered(), tmp_path / name)
+
+
+def test_a_folder_with_the_name_of_a_part_stays(path):
+    folder = path.with_suffix(".parts") / "00005.h5"
+    folder.mkdir(parents=True)
+    for options in ({"rows": 10}, {"rows": 5, "overwrite": True}):
+        assert len(build(Numbered(SIZE), path, **options)) == SIZE
+        assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_caches_whose_names_differ_by_h5_share_neither_parts_nor_unfinished_files(path):
+    others = path.with_name(f".{path.name}.12345678.tmp")  # what another process would write now
+    sizes = {path: SIZE, path.with_suffix(""): SIZE - 1}
+    for each, size in sizes.items():
+        build(Numbered(size), each, rows=10, single_file=False)
+        others.touch()
+    for each, size in sizes.items():
+        assert_same(list(CachedDataset(each)), [Numbered()[row] for row in range(size)])
+    assert others.exists()
 
 
 def test_progress_rises_to_the_end_and_what_it_raises_ends_the_build(path):

@@ -204,6 +204,14 @@ def test_a_shard_that_is_no_plain_file(tmp_path):
     with pytest.raises(CacheError, match="is a symbolic link to another folder"):
         CachedDataset(path)
     assert open_files() == before
+    shard = tmp_path / "b.parts" / shard.name
+    shard.rmdir()
+    build_part(tmp_path / "b.h5", 3, mixed(12)[3:6], 12)
+    with pytest.raises(CacheError, match="is a symbolic link to another folder"):
+        join(path)
+    (tmp_path / "c.parts").touch()
+    with pytest.raises(CacheError, match=r"c\.parts, for the parts, cannot be read: Not a direc"):
+        join(tmp_path / "c.h5")
 
 
 # Joining

@@ -58,6 +58,7 @@ def join(path: str | os.PathLike[str]) -> Index:
     with locked(target):
         index = combined(target, parts)
         BuildFolder(target).keep_only(part.path for part in parts)
+    check_shards(target, index)  # their folder may be a link, which no reader follows
     return index
 
 
@@ -119,7 +120,8 @@ def combined(
             raise CacheError(
                 f"the part {part.path} is damaged: {damage.what}; delete it, and build again"
             )
-    for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):  # by who was killed
+    unfinished = f".{glob.escape(target.name)}.{'?' * 8}.tmp"
+    for left in target.parent.glob(unfinished):  # by who was killed
         left.unlink(missing_ok=True)
     path = unfinished_at(target.with_name(f".{target.name}"))
     done = whole = 0

@@ -68,9 +68,12 @@ def open_file(name: str) -> int:
 
 
 def parts_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of the parts of the cache at ``path``: ``train.parts`` of ``train.h5``."""
+    """Return the folder of the parts of the cache at ``path``: ``train.parts`` of ``train.h5``.
+
+    That of ``train`` is ``train..parts``: no two caches share one.
+    """
     target = Path(os.path.realpath(path))
-    return target.with_name(target.name.removesuffix(".h5") + ".parts")
+    return target.with_name(f"{target.stem if target.suffix == '.h5' else target.name + '.'}.parts")
 
 
 def block_for(text: int) -> int:
