@@ -48,6 +48,8 @@ def target_of(path: str | os.PathLike[str]) -> Path:
         for each in (target, unfinished_at(target.with_name(f".{target.name}"))):
             with suppress(FileNotFoundError):
                 each.stat()
+        if target.is_dir():
+            raise CacheError(f"{target} is a folder; give the path of a file")
         if target.parent.is_dir():
             return target
         why = "is not a folder, so no cache can be built in it; create it"
@@ -104,6 +106,8 @@ def parts_in(folder: Path) -> list[Path]:
         return [folder / name for name in os.listdir(folder) if _PART.fullmatch(name)]
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise CacheError(f"{folder}, for the parts, cannot be read: {error.strerror}") from error
 
 
 class BuildFolder:
@@ -200,7 +204,8 @@ class BuildFolder:
             for name in os.listdir(self.path):
                 is_built = _PART.fullmatch(name) or name.endswith(".tmp") or "-of-" in name
                 if is_built and name not in names:
-                    (self.path / name).unlink(missing_ok=True)
+                    with suppress(IsADirectoryError):  # no build has made it
+                        (self.path / name).unlink(missing_ok=True)
             self._settings.unlink()  # last: until then the build is not ended
         with suppress(OSError):
             self.path.rmdir()
