@@ -489,6 +489,8 @@ def test_the_disk_takes_what_the_estimate_says_and_what_is_finished_is_not_read(
 
 
 def test_paths_that_cannot_be(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(CacheError, match=r"cannot be read \(Too many levels of symbolic"):
         build(Numbered(), tmp_path / "loop")
@@ -497,8 +499,9 @@ def test_paths_that_cannot_be(tmp_path):
             make(Numbered(), tmp_path / "missing" / "a.h5")
         with pytest.raises(CacheError, match=r"File name too long.*a shorter one"):
             make(Numbered(), tmp_path / f"{'a' * 244}.h5")  # its files of a build have 14 more
-        with pytest.raises(CacheError, match=f"{tmp_path} is a folder; give the path of a file"):
-            make(Numbered(), tmp_path, **{"overwrite": True} if make is precompute else {})
+        for odd in (tmp_path / "folder", tmp_path / "pipe"):
+            with pytest.raises(CacheError, match=r"is (a folder|no plain file); give the path of"):
+                make(Numbered(), odd, **{"overwrite": True} if make is precompute else {})
     (tmp_path / "other disk").mkdir()
     (tmp_path / "a.parts").symlink_to(tmp_path / "other disk")
     (tmp_path / "b.parts").write_bytes(b"")

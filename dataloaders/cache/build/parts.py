@@ -48,8 +48,9 @@ def target_of(path: str | os.PathLike[str]) -> Path:
         for each in (target, unfinished_at(target.with_name(f".{target.name}"))):
             with suppress(FileNotFoundError):
                 each.stat()
-        if target.is_dir():
-            raise CacheError(f"{target} is a folder; give the path of a file")
+        if target.exists() and not target.is_file():
+            what = "a folder" if target.is_dir() else "no plain file"
+            raise CacheError(f"{target} is {what}; give the path of a file")
         if target.parent.is_dir():
             return target
         why = "is not a folder, so no cache can be built in it; create it"
