@@ -217,6 +217,23 @@ def test_run_leaves_a_subclass_its_own_seed_and_device(command):
     assert done.out == plain.stdout
 
 
+KEPT = """
+from torch.utils.data import DataLoader
+loader = DataLoader(range(3), num_workers=1, persistent_workers=True)
+list(loader)
+worker = loader._iterator._workers[0]
+list(loader)
+loader._iterator._shutdown_workers()
+loader._iterator = None
+print(worker.is_alive(), [int(batch) for batch in loader])
+"""
+
+
+def test_run_keeps_persistent_workers_where_torch_does(command):
+    done = command("run", "--backend", "prefetch", write(KEPT, ""))
+    assert done.out == "False [0, 1, 2]\n"
+
+
 LOOK = """
 import json, os, pickle, sys
 

@@ -81,11 +81,19 @@ class H5Session(Session):
         if self._batches is not None:
             self._batches.close()
         self._inner = self._view = self._batches = self._dataset = None
+        self._show_workers()
 
     def _begin(self, iterator: Any) -> None:
         if self._batches is not None:
             # Torch draws this seed at iter() anyway, so nothing more is drawn.
             self._batches.begin(int(iterator._base_seed))
+        self._show_workers()
+
+    def _show_workers(self) -> None:
+        """Keep persistent workers where torch does: Lightning and others shut them down there."""
+        loader = self._loader()
+        if loader is not None:
+            loader.__dict__["_iterator"] = None if self._view is None else self._view._iterator
 
     def _opened(self) -> Session:
         loader = self._loader()
@@ -108,8 +116,7 @@ class H5Session(Session):
             self._dataset, self._snapshot = loader.dataset, (now, transforms)
             self._inner = self._over(cached, loader)
         elif self._view is not None:  # take over the epoch, and what the user has changed
-            iterator = self._view._iterator
-            self._view.__dict__.update(state_of(loader), **self._changed, _iterator=iterator)
+            self._view.__dict__.update(state_of(loader), **self._changed)
         return self._inner
 
     def _over(self, cached: CachedDataset, loader: Specification) -> Session:

@@ -19,7 +19,7 @@ from dataloaders.loader import DataLoader, wrap
 from dataloaders.scripts.loops import Loader, Original
 from dataloaders.specification import overridden, view_of
 
-_NOT_TORCHS = {"_iterator", *inspect.getfullargspec(wrap).kwonlyargs}
+_NOT_TORCHS = set(inspect.getfullargspec(wrap).kwonlyargs)
 
 
 def switched(*, explain: bool = False) -> Callable[[Loader, Original], Iterator[Batch]]:
@@ -49,6 +49,7 @@ def switched(*, explain: bool = False) -> Callable[[Loader, Original], Iterator[
         state = vars(loader)
         wrapped.__dict__.update({name: state[name] for name in state.keys() - _NOT_TORCHS})
         epoch: Iterator[Batch] = iter(wrapped)
+        state["_iterator"] = wrapped._iterator  # frameworks shut persistent workers down there
         return epoch
 
     return iterate

@@ -43,7 +43,7 @@ from helpers.compare import (
     tensors_in,
 )
 from helpers.datasets import CASES, EVERYTHING, FEW, SIZE, CountingStream, MapDataset
-from helpers.processes import Held, children, is_true_in_a_fork
+from helpers.processes import Held, children, is_true_in_a_fork, wait_until_gone
 
 WORKERS: dict[str, dict[str, Any]] = {
     "this process": {},
@@ -251,6 +251,19 @@ class EpochContract:
         loader.backend = "synthetic"
         next(iter(loader))
         assert before.left_behind() == []
+
+    def test_frameworks_shut_workers_down_where_torch_keeps_them(self, backend):
+        arguments = {**self.arguments(), **WORKERS["persistent workers"]}
+        list(self.loader(backend, **arguments))  # what is built once, is
+        loader, before = self.loader(backend, **arguments), children()
+        whole = list(loader)
+        started = list(children() - before)
+        assert bool(started) == self.starts_workers
+        if started:
+            loader._iterator._shutdown_workers()  # as Lightning does at the end of a run
+            loader._iterator = None
+        assert wait_until_gone(started) == []
+        self.check_batches(backend, list(loader), whole)
 
     def test_a_script_ends_cleanly_while_its_iterators_live(self, backend, way, tmp_path):
         case = "large tensors"
