@@ -1,6 +1,7 @@
 """Building a cache: the same file however it is built, and a clear word where it cannot be."""
 
 import faulthandler
+import multiprocessing.util
 import os
 import re
 import resource
@@ -356,6 +357,17 @@ def test_a_worker_that_dies_is_told_with_what_to_do(path):
     notes = "\n".join(raised.value.__notes__)
     assert "num_workers=0 (--workers) shows where" in notes
     assert "samples are kept" in notes
+
+
+def test_a_worker_that_dies_as_all_of_them_end(path):
+    def init(worker):
+        if get_worker_info().num_workers == 2:
+            kill = os.kill, (os.getpid(), signal.SIGKILL)
+            multiprocessing.util.Finalize(None, *kill, exitpriority=100)
+
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        build(Numbered(SIZE), path, num_workers=2, rows=4, worker_init_fn=init)
+    assert len(build(Numbered(SIZE), path)) == SIZE
 
 
 # Random samples

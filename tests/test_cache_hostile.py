@@ -399,7 +399,7 @@ def test_what_is_wrong_with_classes_is_said(tmp_path, whole, text, message):
     offset, size = whole.fields["attributes"]
     assert len(text) <= size
     spoil(tmp_path / "a.h5", offset, text.ljust(size), whole.data)
-    with pytest.raises(CacheError, match=f"dataset's classes is damaged.*{message}"):
+    with pytest.raises(CacheError, match=f"dataset's classes is damaged.*{message}.*; delete it"):
         _ = CachedDataset(tmp_path / "a.h5").attributes
 
 

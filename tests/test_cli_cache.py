@@ -202,6 +202,7 @@ def test_output_that_is_closed_is_done_without(command, tmp_path):
         (["squares_data.py:sqares", "x.h5"], "has no 'sqares' at its top level"),
         (["torch.utils.data:Subset", "x.h5"], "cannot be called without arguments (missing a req"),
         (["nowhere.py:data", "x.h5"], "'nowhere.py' does not exist"),
+        ([".", "x.h5", "--crop", "0"], "--crop 0: it must be 1 or more, in pixels"),
         (["squares_data.py:number", "x.h5"], "is a int; a cache is built of a dataset"),
         (["squares_data.py:squares", "x.h5", "--crop", "3"], "are for a folder of images"),
         (["empty", "x.h5"], "'empty' is no folder of images"),

@@ -79,6 +79,9 @@ def _found(source: str, name: str) -> Any:
 
 
 def _images(folder: str, resize: int | None, crop: int | None) -> Any:
+    for flag, size in (("--resize", resize), ("--crop", crop)):
+        if size is not None and size < 1:
+            raise OptionError(f"{flag} {size}: it must be 1 or more, in pixels")
     try:
         from torchvision.datasets import ImageFolder
         from torchvision.transforms import v2

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,8 @@ def make_parts(
 
 def _kill(iterator: Any) -> None:
     """End the workers at once: torch would wait for the parts under way."""
-    _remove_worker_pids(id(iterator))  # else their ends are errors
+    with suppress(ValueError):  # torch has done so if one died as all of them ended
+        _remove_worker_pids(id(iterator))  # else their ends are errors
     iterator._shutdown = True  # torch's own way may hang in locks of those that are killed
     for queue in iterator._index_queues:
         queue.cancel_join_thread()

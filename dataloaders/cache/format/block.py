@@ -70,7 +70,7 @@ def open_file(name: str) -> int:
 def parts_folder(path: str | os.PathLike[str]) -> Path:
     """Return the folder of the parts of the cache at ``path``: ``train.parts`` of ``train.h5``.
 
-    That of ``train`` is ``train..parts``: no two caches share one.
+    That of ``train`` is ``train..parts``: the two share none.
     """
     target = Path(os.path.realpath(path))
     return target.with_name(f"{target.stem if target.suffix == '.h5' else target.name + '.'}.parts")

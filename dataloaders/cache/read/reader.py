@@ -201,8 +201,8 @@ class CachedDataset(Dataset[Any]):
             return attributes_in(self._values("|u1", self.index.attributes).tobytes())
         except Malformed as error:
             raise CacheError(
-                f"what {self.path} has of its dataset's classes is damaged: {error}; build "
-                "the cache again"
+                f"what {self.path} has of its dataset's classes is damaged: {error}; delete it "
+                "and build again"
             ) from error
 
     @property
@@ -235,8 +235,8 @@ class CachedDataset(Dataset[Any]):
             require(len(texts) == len(numbers), f"it has {len(texts)} messages")
         except Malformed as error:
             raise CacheError(
-                f"the list of failed samples in {self.path} is damaged: {error}; build the cache "
-                "again"
+                f"the list of failed samples in {self.path} is damaged: {error}; delete it and "
+                "build again"
             ) from error
         first = first_of(self.index)
         return [(first + number, text) for number, text in zip(numbers, texts, strict=True)]
