@@ -1,5 +1,6 @@
 """Building a cache: the same file however it is built, and a clear word where it cannot be."""
 
+import errno
 import faulthandler
 import multiprocessing.util
 import os
@@ -520,6 +521,20 @@ def test_paths_that_cannot_be(tmp_path):
     for name in ("a.h5", "b.h5"):
         with pytest.raises(CacheError, match="would hold the parts, and is a link or a file"):
             build(Numbered(), tmp_path / name)
+
+
+@pytest.mark.parametrize("rows", [10, SIZE])
+def test_a_folder_in_which_the_finished_file_cannot_be(path, monkeypatch, rows):
+    def rename(source, target, own=os.rename):
+        if target == path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        own(source, target)
+
+    with monkeypatch.context() as closed:
+        closed.setattr(os, "rename", rename)
+        with pytest.raises(CacheError, match=f"writing in {path.parent} failed: Permission denied"):
+            build(Numbered(SIZE), path, rows=rows)
+    assert len(build(Numbered(SIZE), path)) == SIZE
 
 
 def test_a_folder_with_the_name_of_a_part_stays(path):
