@@ -34,7 +34,7 @@ _INPUT_FROM, _STEP_UP_TO = 1.05, 1.08  # the check's margins
 _PAIRS = 3
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 _TO_END_S = 30
-_VALIDATES_FROM = 20  # times a usual step; the check leaves out such steps, too
+_VALIDATES_FROM = 20  # times a mean step; the check leaves out such steps, too
 _INPUT_BOUND = ("input-bound", "transfer-bound", "contention-bound")
 
 
@@ -261,9 +261,9 @@ def _steps(source: Iterator[Any], fewest: int, seconds: float) -> Generator[Any,
         given = time.perf_counter()
         yield batch
         steps.append(time.perf_counter() - given)
-    usual = statistics.median(steps)
-    others = sum(step - usual for step in steps if step > _VALIDATES_FROM * usual)
-    return (time.perf_counter() - began - others) / len(steps)
+    most = _VALIDATES_FROM * statistics.fmean(steps)
+    others = [step for step in steps if step > most]
+    return (time.perf_counter() - began - sum(others)) / (len(steps) - len(others))
 
 
 BAR = "no wrong verdict, no failure, at most one in ten inconclusive, no finding in ours"

@@ -9,8 +9,8 @@ that are not there are left out. Nothing is downloaded, and nothing is changed i
 the data; data and working folders are made in ``CODE/run``.
 
 The truth is the rate of a script's own loop on eight of its batches, over and over, divided by the
-rate on all of them: three times each, in turns, in one process. What a script does in a step 20
-times as long as usual, as to validate, counts as a usual step.
+rate on all of them: three times each, in turns, in one process. A step 20 times as long as the mean
+does not count: the script validates in it.
 """
 
 from __future__ import annotations
