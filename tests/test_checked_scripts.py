@@ -149,7 +149,7 @@ def test_a_script_that_goes_elsewhere_and_redirects_its_output_in_a_thread_that_
         "import os; os.mkdir('elsewhere'); os.chdir('elsewhere')\n"
         "os.dup2(os.open('c.txt', os.O_CREAT | os.O_WRONLY), 1); print('in C')\n"
         "sys.stdout = open('log.txt', 'w'); print('hello')\n"
-        "sys.stdout.close()\n"
+        "sys.stdout.close(); sys.__stdout__.close()\n"
         "threading.Thread(target=train).start()\n"  # Python waits for it
     )
     done = check(tmp_path, TRAINS_ON + text, "--json", "report.json")

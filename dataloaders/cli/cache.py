@@ -82,8 +82,8 @@ def _build(parsed: argparse.Namespace) -> int:
 
 def _shard_of_rank() -> tuple[int, int] | None:
     """Return the rank that torchrun says this process is; None if there is only one."""
-    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
-    return None if rank is None or world == "1" else (int(rank), int(world))
+    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    return None if rank is None or world in (None, "", "1") else (int(rank), int(world))
 
 
 def _join(parsed: argparse.Namespace) -> int:

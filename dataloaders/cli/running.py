@@ -88,9 +88,12 @@ def streams_kept() -> Iterator[None]:
         with redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):
             yield
     finally:
-        sys.stdout.flush()  # what the script printed goes to its log
+        if not sys.stdout.closed:
+            sys.stdout.flush()  # what the script printed goes to its log
         os.dup2(own, 1)
         os.close(own)
+        if sys.stdout.closed:
+            sys.stdout = os.fdopen(1, "w", closefd=False)
 
 
 def say_that_it_trains(target: Target, command: str, *, quiet: bool) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dataloaders.errors import CacheError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def free_bytes(folder: str | Path) -> int:
@@ -26,9 +29,10 @@ def writing(folder: str | Path) -> Iterator[None]:
             room = f"{size_of(free_bytes(folder))} are free there"
         except OSError:
             room = "the folder is gone"
+        first = "make room, then " if error.errno in _FULL else ""
         raise CacheError(
             f"writing in {folder} failed: {error.strerror or error}; {room}. What was finished is "
-            "kept: make room, then start it again with the same arguments to go on"
+            f"kept: {first}start it again with the same arguments to go on"
         ) from error
 
 
