@@ -139,11 +139,18 @@ class Batches(WholeBatches):
             raise Obstacle(f"column {entry.name!r}: {error}") from error
 
     def _collated(self, number: int) -> _Make:
-        kinds = {kind for kind, _ in self._cached.columns[number].variants}
-        is_stacked = len(kinds) == 1 and kinds.pop().partition(":")[0] in _STACKED
+        entry = self._cached.columns[number]
+        kinds = {kind for kind, _ in entry.variants}
+        is_stacked = len(kinds) == 1 and next(iter(kinds)).partition(":")[0] in _STACKED
+        # Most are copied once, from the file into the batch. In a leaf, a bool is 0 or 1.
+        dtype = np.dtype(entry.dtype)
+        is_as_stored = kinds <= {"array", f"tensor:{dtype.name}"} and dtype != np.bool_
 
         def make(rows: Sequence[Located], draws: Draws) -> Any:
-            leaves = read_column(rows, number, ColumnReader.leaf)
+            if is_stacked and is_as_stored:
+                leaves = [each for _, each in read_column(rows, number, ColumnReader.stored)]
+            else:
+                leaves = read_column(rows, number, ColumnReader.leaf)
             try:
                 if not is_stacked:
                     return default_collate(leaves)
