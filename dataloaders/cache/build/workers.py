@@ -5,6 +5,7 @@ samples of parts ──DataLoader, a task a range──> Maker, in workers ─�
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from dataloaders.cache.build.source import Source
 from dataloaders.errors import add_note
 from dataloaders.observing import Start, started_quietly
 from dataloaders.options import option
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def make_parts(
@@ -116,4 +119,17 @@ class _StartBound(Start):
     def __call__(self, worker_id: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who builds has it, too, and ends this one
         _prctl_pr_set_pdeathsig(signal.SIGKILL)
+        _keep_freed_memory()
         super().__call__(worker_id)
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep up to 64 MiB that this process frees, by mallopt(3).
+
+    A decoded photo is a few MB. If they go back to the system, the next one takes a page fault for
+    each 4 KiB: a sixth of the time of decoding.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # musl, macOS, Windows
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # glibc takes no more
+        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
