@@ -125,7 +125,9 @@ def from_disk(scale: Scale, folder: Path) -> Result:
     cached = built(folder, scale, 2600, window=1 / 8)
     path, length, loaders = cached.path, len(cached.rows), cached.loaders
     size = path.stat().st_size
-    loaders[MEMMAP] = torch.utils.data.DataLoader(AsMemmap(cached.rows), cached.batch, shuffle=True)
+    # In a map of its own: BlockShuffle has the kernel read only the pages that are asked for.
+    memmap = AsMemmap(CachedDataset(path))
+    loaders[MEMMAP] = torch.utils.data.DataLoader(memmap, cached.batch, shuffle=True)
     for loader in loaders.values():
         exhaust(loader)  # opened and proved; what is read for that is not an epoch's
     evict(path)
