@@ -249,9 +249,10 @@ class SmallPageCache(threading.Thread):
 
 
 def stretches(pages: Any) -> list[tuple[int, int]]:
-    """Return runs of set pages, in bytes: (first, last + 1)."""
+    """Return runs of set pages, in bytes: (first, length)."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], pages, [False]]))) * mmap.PAGESIZE
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+    first, last = edges[::2], edges[1::2]
+    return list(zip(first.tolist(), (last - first).tolist(), strict=True))
 
 
 def read_from_disk() -> int:

@@ -3,6 +3,8 @@
 import gc
 import gzip
 import json
+import mmap
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ import torch
 
 from bench import gpu
 from bench.__main__ import main
+from bench.cache.disk import POLL, SmallPageCache
 from bench.check.played import Loop
 from bench.check.verdicts import judge
 from bench.check.workloads import WORKLOADS
@@ -30,6 +33,7 @@ from bench.harness import (
     with_table,
 )
 from bench.scripts.third_party import scripts
+from dataloaders.machine.page_cache import evict, resident_pages
 
 
 @pytest.fixture
@@ -92,6 +96,23 @@ def test_the_command_line(capsys):
     assert "stock_gather\n  What does" in capsys.readouterr().out
     assert main(["no_such_case", "--tiny"]) == 2
     assert "no case is called no_such_case; the names are: " in capsys.readouterr().out
+
+
+def test_a_small_page_cache_keeps_the_newest_pages_of_a_file_and_drops_the_others(tmp_path):
+    path, limit, step = tmp_path / "file", 4 << 20, 1 << 20
+    with path.open("wb") as file:
+        file.write(bytes(16 << 20))
+        os.fsync(file.fileno())
+    evict(path)
+    if resident_pages(path).any():
+        pytest.skip("files stay in memory here (tmpfs), and cannot be evicted")
+    with SmallPageCache(path, limit), path.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
+        while file.read(step):
+            time.sleep(5 * POLL)
+    pages = resident_pages(path)
+    assert pages.sum() * mmap.PAGESIZE <= limit + step
+    assert pages[-(limit // 2) // mmap.PAGESIZE :].all()
 
 
 # The truth of a verdict

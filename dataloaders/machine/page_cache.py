@@ -19,7 +19,7 @@ import functools
 import mmap
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +166,8 @@ def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
     return (flags & 1).astype(np.bool_)
 
 
-def evict(path: str | os.PathLike[str]) -> None:
-    """Drop the file from the page cache. Linux only.
+def evict(path: str | os.PathLike[str], parts: Iterable[tuple[int, int]] = ((0, 0),)) -> None:
+    """Drop the file, or parts of it (first byte, length), from the page cache. Linux only.
 
     Pages that are not yet on disk stay, and so do those that other processes have mapped;
     `resident_pages` shows whether it succeeded. Shared maps of the file in this process stay valid
@@ -182,7 +182,8 @@ def evict(path: str | os.PathLike[str]) -> None:
         maps = list(_maps_here(os.fstat(descriptor).st_ino, os.path.realpath(path)))
         for address, length in maps:
             _libc().madvise(address, length, mmap.MADV_DONTNEED)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        for first, length in parts:
+            os.posix_fadvise(descriptor, first, length, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
 
