@@ -512,10 +512,12 @@ def test_paths_that_cannot_be(tmp_path):
         with pytest.raises(CacheError, match=r"missing is not a folder.*create it"):
             make(Numbered(), tmp_path / "missing" / "a.h5")
         with pytest.raises(CacheError, match=r"File name too long.*a shorter one"):
-            make(Numbered(), tmp_path / f"{'a' * 244}.h5")  # its files of a build have 14 more
-        for odd in (tmp_path / "folder", tmp_path / "pipe"):
-            with pytest.raises(CacheError, match=r"is (a folder|no plain file); give the path of"):
-                make(Numbered(), odd, **{"overwrite": True} if make is precompute else {})
+            make(Numbered(), tmp_path / f"{'a' * 239}.h5")  # its files of a build have 14 more
+        for odd, kind in (("folder", "a folder"), ("pipe", "no plain file")):
+            options = {"overwrite": True} if make is precompute else {}
+            with pytest.raises(CacheError, match=f"{odd} is {kind}; give the path of a file"):
+                make(Numbered(), tmp_path / odd, **options)
+    assert estimate(Numbered(), tmp_path / f"{'a' * 238}.h5", num_workers=0).samples == 41
     (tmp_path / "other disk").mkdir()
     (tmp_path / "a.parts").symlink_to(tmp_path / "other disk")
     (tmp_path / "b.parts").write_bytes(b"")
@@ -611,6 +613,15 @@ def test_who_does_not_wait_for_another_builder(path):
     rule = r"being built by .* \(wait"
     with FileLock(path.with_name(".a.h5.lock")), pytest.raises(CacheError, match=rule):
         build(Numbered(), path, wait=False)
+    seen = []
+
+    def look(progress):
+        seen.append(progress)
+        lock.release()
+
+    with FileLock(path.with_name(".a.h5.lock"), thread_local=False) as lock:
+        build(Numbered(), path, progress=look)
+    assert (seen[0].waiting, seen[0].samples, seen[1].samples) == (True, 0, 41)  # it has not said
 
 
 def test_who_waits_for_a_build_of_something_else_does_not_go_on_with_it(path):

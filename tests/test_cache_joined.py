@@ -104,6 +104,8 @@ def test_no_rows_and_a_whole_column(tmp_path):
     assert verify(tmp_path / "none.h5") == []
     joined(tmp_path, mixed(8), 2)
     cached = CachedDataset(tmp_path / "a.h5")
+    files = [tmp_path / "a.h5", *shards(tmp_path)]
+    assert cached.index.all_bytes == sum(file.stat().st_size for file in files)
     for name, rule in (
         ("label", r"stand in 2 shards.*CachedDataset\(shard\)\.column"),
         ("photo", "different shapes"),
@@ -236,6 +238,10 @@ def test_what_cannot_be_joined_is_said(tmp_path):
     refused(r"a\.parts is not complete: samples 3 to 5 are missing; copy the other parts there")
     shutil.copy(zero, one)
     refused("samples 3 to 5 are missing")
+    for first in range(1, 20, 2):
+        build_part(tmp_path / "gaps.h5", first, ones[:1], 20)
+    with pytest.raises(CacheError, match=r"samples 0 to 0, (\d+ to \d+, ){6}14 to 14 are mis"):
+        join(tmp_path / "gaps.h5")
     rebuilt([np.float64(1)] * 3)
     refused(r"column 'sample' holds <f4 in the part a\.parts/00000\.h5 and <f8 in a\.parts/00003")
     rebuilt([(np.float32(1), 2)] * 3)
