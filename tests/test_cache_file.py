@@ -1,5 +1,7 @@
 """The file: plain HDF5 for everybody else, the same to the bit for the same rows."""
 
+from dataclasses import replace
+
 import h5py
 import numpy as np
 import pytest
@@ -83,16 +85,37 @@ def test_many_columns(tmp_path):
         assert list(file["columns/column 999"]) == [999, 1000, 1001]
     with pytest.raises(CacheError, match="more than 10000 leaves, which is the most"):
         build(tmp_path / "b.h5", [tuple(range(10_001))])
-    for value, rule in ((float("nan"), "cannot be written as JSON"),
-                        ("b" * (8 << 20), "index of the cache takes")):  # fmt: skip
-        with pytest.raises(CacheError, match=rule):
-            build(tmp_path / "b.h5", [1], fingerprint={"a": value})
+    with pytest.raises(CacheError, match="cannot be written as JSON"):
+        build(tmp_path / "b.h5", [1], fingerprint={"a": float("nan")})
 
 
-def test_a_row_of_many_dimensions(tmp_path):
-    samples = [torch.full((1,) * 32, row) for row in range(3)]
+def test_the_longest_index_that_is_written(tmp_path):
+    index = build(tmp_path / "a.h5", [1])
+
+    def text(length):
+        return replace(index, fingerprint={"a": "b" * length}).text()
+
+    room = (8 << 20) - len(text(0))
+    assert len(text(room)) == 8 << 20
+    rule = "takes 8388609 bytes, of 8388608 that it may: 1 columns are too many"
+    with pytest.raises(CacheError, match=rule):
+        text(room + 1)
+
+
+def test_the_order_in_which_things_are_said_makes_no_difference(tmp_path):
+    one, other = (
+        build(tmp_path / f"{each}.h5", [1], fingerprint=dict(said))
+        for each, said in (("a", [("x", 1), ("y", 2)]), ("b", [("y", 2), ("x", 1)]))
+    )
+    assert one.identity == other.identity
+
+
+@pytest.mark.parametrize("dimensions", [31, 32])
+def test_a_row_of_many_dimensions(dimensions, tmp_path):
+    samples = [torch.full((1,) * dimensions, row) for row in range(3)]
     index = build(tmp_path / "a.h5", samples)
-    assert index.columns[0].shape is None  # HDF5 has 32 dimensions, of which rows take one
+    # HDF5 has 32 dimensions, of which rows take one.
+    assert index.columns[0].shape == (None if dimensions == 32 else (1,) * 31)
     if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
         assert [bits(sample) for sample in CachedDataset(tmp_path / "a.h5")] == list(
             map(bits, samples)

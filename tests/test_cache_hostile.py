@@ -7,9 +7,11 @@ time limit ends a hang. Damage at random is the fuzzer's: test_fuzz.py.
 import copy
 import re
 import struct
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import torch
 
 from dataloaders.cache import CachedDataset, Compressed, precompute, verify
 from dataloaders.errors import CacheError
@@ -265,7 +267,32 @@ def test_rows_by_the_billion_that_take_no_room(tmp_path, read):
     assert "structure is missing" in read(spoilt.changed({"structure": None, "columns": []}))
     build(tmp_path / "a.h5", [np.zeros((2, 3, 0))] * 2)
     spoilt = Whole((tmp_path / "a.h5").read_bytes())
+    assert "malformed: shape of" in read(spoilt.changed({"columns.0.shape": [2**48, 1, 0]}))
+    assert read(spoilt.changed({"columns.0.shape": [2**47, 1, 0]})) == "read"
+    build(tmp_path / "a.h5", [np.zeros((2, 3, 0))])
+    spoilt = Whole((tmp_path / "a.h5").read_bytes())
+    assert read(spoilt.changed({"columns.0.shape": [2**48, 1, 0]})) == "read"
     assert "malformed: shape of" in read(spoilt.changed({"columns.0.shape": [2**48, 2**48, 0]}))
+
+
+def test_as_many_dimensions_and_kinds_as_a_column_may_have(path):
+    """The index makes one row of four."""
+    rows = [np.zeros((1,) * 32, np.uint16), torch.zeros((1,) * 32, dtype=torch.bfloat16)] * 2
+    build(path, rows)
+    whole = Whole(path.read_bytes())
+    for kinds, dimensions, is_malformed in (
+        ([["array", 64], ["array", 0]], 64, False),
+        ([["array", 65], ["array", 0]], 65, True),
+        (KINDS[:255], 63, False),
+        (KINDS[:256], 63, True),
+    ):
+        said = {"variants": kinds, "dimensions": dimensions, "shapes.1": dimensions}
+        said |= {"values.1": 1, "offsets.1": 2, "codes.1": 1}
+        said = {f"columns.0.{name}": each for name, each in said.items()}
+        path.write_bytes(whole.changed({"rows": 1, "samples": 1, **said}))
+        refused = pytest.raises(CacheError, match="is malformed: variants of column")
+        with refused if is_malformed else nullcontext():
+            assert len(CachedDataset(path)) == 1
 
 
 def header(length, block, version=4):

@@ -100,6 +100,8 @@ def test_a_compressed_row_that_is_larger_than_the_index_says(path):
     rule = "row 3: it has 1000000 values, and it may have 40000"
     with takes_less_than(1 << 20), pytest.raises(CacheError, match=rule):
         CachedDataset(path)[3]
+    changed(path, 0, most_values=1 << 26)
+    assert said(path) == [("sample", 1 << 26, None)]
     one_piece = {"packing.piece": 1_000_000, "packing.pieces.1": 2}
     for values in (one_piece, {"most_values": (1 << 26) + 1}):  # of four bytes each
         changed(path, 0, **values)
