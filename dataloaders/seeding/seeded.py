@@ -53,10 +53,11 @@ _RANDOM_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 class Seeding:
     """Make the seeded views of one loader, one for each epoch; the loader's session keeps this."""
 
+    # Of the epoch that began last, or in which the living persistent workers were started.
+    _samples: bool
+    _stream: torch.Tensor
+
     def __init__(self) -> None:
-        # Of the epoch that began last, or in which the living persistent workers were started.
-        self._samples = False
-        self._stream = torch.zeros(2, dtype=torch.int64)
         self._sampler_counts = False
 
     def view(self, loader: Specification, *, samples: bool) -> Specification:
@@ -187,15 +188,12 @@ class _KeyedIndices:
 
     def _keyed(self, indices: Iterator[Any]) -> Iterator[_Keyed]:
         sampler: Any = self._sampler
-        repeats = _repeats(sampler.sampler if type(sampler) is BatchSampler else sampler)
-        position, step, period = repeats or (0, 0, 1)
+        known = _occurrences(sampler.sampler if type(sampler) is BatchSampler else sampler)
         seen: Counter[int] = Counter()
         for index in indices:
             keys = list(index) if self._batched else [index]
-            if repeats is not None:
-                end = position + step * len(keys)
-                occurrences = [place // period for place in range(position, end, step)]
-                position = end
+            if known is not None:
+                occurrences = list(itertools.islice(known, len(keys)))
             else:
                 occurrences = []
                 for key in map(stable_key, keys):
@@ -215,19 +213,22 @@ class _Keyed(NamedTuple):
     occurrences: list[int]
 
 
-def _repeats(sampler: Any) -> tuple[int, int, int] | None:
-    """Return (first, step, period): the j-th key has position first + j * step; a pass is a period.
+def _occurrences(sampler: Any) -> Iterator[int] | None:
+    """Yield the occurrence of each key of an epoch.
 
-    None if a key may come twice within a pass, or if nothing is known about the sampler. The keys
-    must then be counted.
+    None if a key may come twice within a pass over the dataset, or if nothing is known about the
+    sampler. The keys must then be counted.
     """
     kind = type(sampler)
     if kind is SequentialSampler or (kind is RandomSampler and not sampler.replacement):
-        return 0, 1, max(1, len(sampler.data_source))
-    if kind is DistributedSampler:
+        places, period = itertools.count(), len(sampler.data_source)
+    elif kind is DistributedSampler:
         # Rank r takes positions r, r + ranks, ... of one order, whose padding repeats it.
-        return sampler.rank, sampler.num_replicas, max(1, len(sampler.dataset))
-    return None
+        places = itertools.count(sampler.rank, sampler.num_replicas)
+        period = len(sampler.dataset)
+    else:
+        return None
+    return (place // period for place in places)
 
 
 class _Fetched(NamedTuple):
