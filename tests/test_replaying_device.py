@@ -24,7 +24,6 @@ from backends.dali.decode import WindowDecoder
 from backends.dali.graph import Graph, _failure
 from dataloaders import DataLoader
 from dataloaders.replaying import DecodeError, ReplayError, device, grouped, jpeg, kernels
-from dataloaders.replaying.device import DeviceReplay
 from dataloaders.replaying.host import HostReplay
 from helpers.compare import assert_same
 from helpers.pictures import saved, smooth
@@ -103,7 +102,7 @@ def graph():
 @pytest.fixture
 def replay(graph, host):
     graph.fed.clear()
-    return DeviceReplay(graph, host, CPU)
+    return device.DeviceReplay(graph, host, CPU)
 
 
 def after(name):
@@ -205,7 +204,7 @@ def masked(image):
 
 def test_a_refused_file_goes_by_the_cpu_from_then_on(host, monkeypatch):
     graph = Counting(COUNT, CPU, threads=1)
-    replay = DeviceReplay(graph, host, CPU)
+    replay = device.DeviceReplay(graph, host, CPU)
     # Few: DALI 2.4 may die of a file that fails among 32 or more.
     stock, recorded = both(Photos(FILES[:8], v1.Compose([v1.RandomCrop(SIDE), *NORMAL])))
     damaged = recorded._replace(files=recorded.files.clone())
@@ -325,7 +324,7 @@ def test_nothing_waits_for_a_device(case, monkeypatch):
     unpacked = device.unpack(recorded)  # fake tensors have no memory
     monkeypatch.setattr(device.program, "unpack", lambda batch: unpacked)
     with fake_cuda(monkeypatch) as waiting:
-        made = DeviceReplay(NoGraph(), host, cuda).apply(recorded)
+        made = device.DeviceReplay(NoGraph(), host, cuda).apply(recorded)
         if case == "expanded":
             made = torch.stack(made)
         images, *masks = made if case == "masks" else [made]

@@ -73,7 +73,7 @@ class Blocks:
         self.step_cores = 1.0
         self.lead: tuple[Segment, ...] = ()
         self.now = host.now
-        self.held_up = getattr(host, "held_up", HostTime().held_up)
+        self.held_up = host.held_up
         self._lag_s = 0.0  # of the device's work, left when the last real block ended
         self._warm_up: list[float] = []  # seconds of unmeasured steps of the running block
         self._shapes: set[tuple[torch.Size, ...]] = set()
