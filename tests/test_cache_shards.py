@@ -108,6 +108,8 @@ def test_overwriting_ranks_join_no_part_of_an_earlier_build(path):
     assert len(names(path.parent)) == 2
     with pytest.raises(OptionError, match=r"with shard=.* needs build_id= \(--build-id\)"):
         build(samples(0), path, 0, overwrite=True)
+    path.write_bytes(b"no cache")
+    assert len(build(Numbered(3), path, 0, 1, overwrite=True, build_id="third")) == 3
 
 
 @pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1), (3, 2), (2, 3)])
