@@ -170,7 +170,7 @@ def _examine(name: str, kernels: Kernels, budget_s: float, seconds: float) -> di
 def run(scale: Scale) -> Result:
     """Examine the check on each loop; the played device's cases have the same table."""
     kernels, threads = Kernels(), torch.get_num_threads()
-    names, budget_s, seconds = scale.pick(full=(_NAMES, 15.0, 2.0), tiny=(_TINY, 1.0, 0.2))
+    names, budget_s, seconds = scale.pick(full=(_NAMES, 6.0, 1.0), tiny=(_TINY, 1.0, 0.2))
     torch.set_num_threads(1)  # of the step: loads count on a free core
     try:
         result = summarise([_examine(name, kernels, budget_s, seconds) for name in names])
@@ -188,6 +188,6 @@ CASES = [
         "no wrong verdict, at most 10 % inconclusive, truth inside the interval in 90 %",
         run,
         gpu=True,
-        limit_s=300,
+        limit_s=200,
     ),
 ]

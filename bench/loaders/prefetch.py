@@ -72,7 +72,7 @@ class Workload:
 
 
 def workloads(scale: Scale) -> list[Workload]:
-    batches, length = scale.pick(_BATCHES, 4), scale.pick(256_000, 512)
+    batches, length = scale.pick(_BATCHES, 4), scale.pick(128_000, 512)
     large = scale.pick((256, 3, 224, 224), (2, 3, 8, 8))
     usual = scale.pick((64, 3, 224, 224), (2, 3, 8, 8))
     jitter = (0.001, 0.002, 0.001, 0.040, 0.001, 0.030, 0.002, 0.001)

@@ -218,6 +218,14 @@ def test_each_case_runs_alone_and_the_one_after_a_failed_one_runs(tmp_path):
     assert entry["failed"] == "not run: no time was left"
 
 
+def test_tests_that_hang_are_stopped_and_the_cases_are_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "pytest", lambda *_: [sys.executable, "-c", "while True: pass"])
+    target, case = tmp_path / "gpu.json", Case("a", "Does it run?", "it does", lambda _: None, True)
+    assert gpu.run([case], target, 0.0) == 1
+    (entry,) = json.loads(target.read_text())["cases"]
+    assert entry["failed"] == "not run: no time was left"
+
+
 @pytest.mark.nightly
 def test_the_command_selects_the_tests_marked_gpu(tmp_path):
     command = [*gpu.pytest(tmp_path / "gpu.xml", 60), "--collect-only", "-p", "no:xdist"]
