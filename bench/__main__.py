@@ -1,4 +1,4 @@
-"""``python -m bench [NAME ...] [--tiny] [--gpu] [--budget S] [--list] [--json FILE]``."""
+"""``python -m bench [NAME ...] [--tiny] [--only START] [--gpu] [--list] [--json FILE]``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench import gpu
-from bench.harness import RESULTS, Case, Scale, discover, machine_facts, record, save, show
+from bench.harness import RESULTS, Case, Scale, discover, machine_facts, markdown, record, save
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Return 0 if all measured bars are met, 1 if not, 2 for a wrong name."""
     options = _parser().parse_args(arguments)
     every = options.list or options.alone
-    if options.gpu and not every and not _has_cuda():
+    if options.gpu and not every and not torch.cuda.is_available():
         print("bench --gpu: torch sees no CUDA device here; nothing was run")
         return 0
     cases = [case for case in discover() if case.gpu == options.gpu or every]
@@ -36,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         for case in cases:
             print(f"{case.name}{' (gpu)' if case.gpu else ''}\n  {case.question}\n  {case.bar}")
         return 0
-    entries = [_run(case, Scale(tiny=options.tiny)) for case in cases]
+    entries = [_run(case, Scale(options.tiny, options.only)) for case in cases]
     document: dict[str, Any] = {"machine": machine_facts(), "cases": entries}
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -50,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases, or how their names begin")
     parser.add_argument("--tiny", action="store_true", help="toy sizes; results are not saved")
+    parser.add_argument(
+        "--only", default="", metavar="START", help="workloads whose names begin so; not saved"
+    )
     parser.add_argument("--gpu", action="store_true", help="the tests and cases that need CUDA")
     parser.add_argument(
         "--budget",
@@ -65,20 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def _run(case: Case, scale: Scale) -> dict[str, Any]:
     started = time.perf_counter()
     result = case.run(scale)
-    seconds = time.perf_counter() - started
-    show(case, result)
-    if not scale.tiny:
-        print(f"saved: {save(case, result, seconds)}")
-    return record(case, result, seconds)
+    entry = record(case, result, time.perf_counter() - started)
+    print(markdown(entry))
+    if not (scale.tiny or scale.only):
+        print(f"saved: {save(entry)}")
+    return entry
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Cases, interleaved timing, tables and saved results: what all benches share.
 
-A bench is a module in a folder here, with a list ``CASES``. To add one, ``bench/cache/mine.py``::
+A bench is a module in a folder here. To add one, ``bench/cache/mine.py``::
 
-    from bench.harness import Case, Result, Scale, exhaust, interleave, timing_headings, timing_rows
+    from bench.harness import Result, Scale, case, exhaust, interleave, timing_headings, timing_rows
 
-    def run(scale: Scale) -> Result:
+    @case("CPU ratio <= 1.25")
+    def my_bench(scale: Scale, folder: Path) -> Result:
+        '''Is ours as cheap as torch's?'''
         samples = scale.pick(full=100_000, tiny=100)
         ways = {"torch": theirs(samples), "ours": ours(samples)}
         timings = interleave(ways, exhaust, rounds=scale.pick(full=7, tiny=1))  # A B B A A B
@@ -12,18 +14,14 @@ A bench is a module in a folder here, with a list ``CASES``. To add one, ``bench
         rows = timing_rows(timings, 1000 / samples, base="torch")
         return Result(timing_headings("torch"), rows, met=ratio.median <= 1.25)
 
-    CASES = [Case("my_bench", "Is ours as cheap as torch's?", "CPU ratio <= 1.25", run)]
-
 `bench/tests/` runs each case with ``Scale(tiny=True)`` and ignores ``met``: a toy size says nothing
 about speed.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
-import json
 import os
 import resource
 import statistics
@@ -36,10 +34,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import torch
+from torch.utils.data import Dataset
+
 from dataloaders.machine.facts import machine_facts as _facts_of_machine
 
 RESULTS = Path(__file__).resolve().parent / "results"
-"""The folder of full-size results: git keeps the table NAME.md and ignores the raw NAME.json."""
+"""The folder of full-size results: NAME.md of each case."""
 
 Cell: TypeAlias = "str | int | float | bool | None"
 Rows: TypeAlias = "tuple[tuple[Cell, ...], ...]"
@@ -49,12 +50,33 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Scale:
-    """The size of a run: full, or a toy size that only shows that a case works."""
+    """The size of a run: full, or a toy size that only shows that a case works.
+
+    ``only``: how the names of what is measured begin.
+    """
 
     tiny: bool = False
+    only: str = ""
 
     def pick(self, full: T, tiny: T) -> T:
         return tiny if self.tiny else full
+
+    def named(self, full: Iterable[str], tiny: Iterable[str]) -> list[str]:
+        """Return the names, ``full`` or ``tiny``, that begin as ``only``."""
+        return [name for name in self.pick(full, tiny) if name.startswith(self.only)]
+
+
+class Samples(Dataset[Any]):
+    """A dataset of ``count`` samples, each made by ``make(index)`` when it is read."""
+
+    def __init__(self, make: Callable[[int], Any], count: int) -> None:
+        self.make, self.count = make, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
 
 
 @dataclass(frozen=True)
@@ -84,17 +106,33 @@ class Case:
         name: the name on the command line and of the result files.
         question: what the numbers answer.
         bar: what is good enough, in words with a number.
-        run: measures at a scale.
+        measure: measures at a scale, given a temporary folder for its files.
         gpu: whether it needs a CUDA device; such cases run only under ``--gpu``.
         limit_s: under ``--gpu``, the seconds after which it is stopped.
+        one_thread: of torch: several that wait for each other burn CPU seconds that say nothing.
     """
 
     name: str
     question: str
     bar: str
-    run: Callable[[Scale], Result]
+    measure: Callable[[Scale, Path], Result]
     gpu: bool = False
     limit_s: float = 120
+    one_thread: bool = False
+
+    def run(self, scale: Scale) -> Result:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if self.one_thread else threads)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                return self.measure(scale, Path(folder))
+        finally:
+            torch.set_num_threads(threads)
+
+
+def case(bar: str, **options: Any) -> Callable[[Callable[[Scale, Path], Result]], Case]:
+    """Make a `Case` of the function that measures it, whose docstring is the question."""
+    return lambda measure: Case(measure.__name__, measure.__doc__ or "", bar, measure, **options)
 
 
 @dataclass(frozen=True)
@@ -191,60 +229,20 @@ def timing_rows(timings: Mapping[str, Timings], per: float, base: str, label: st
     )
 
 
-def cpu_of(timings: Mapping[str, Timings]) -> dict[str, tuple[float, ...]]:
-    """Return each way's CPU seconds, for a result's ``data``."""
-    return {name: times.cpu for name, times in timings.items()}
-
-
 def exhaust(batches: Iterable[Any]) -> None:
     """Iterate to the end, holding each batch while the next one is made, as training does."""
     for _batch in batches:
         pass
 
 
-def on_one_thread(measure: Callable[[Scale], Result]) -> Callable[[Scale], Result]:
-    """Return ``measure`` with one torch thread.
-
-    Several threads that wait for each other burn CPU seconds that say nothing.
-    """
-
-    @functools.wraps(measure)
-    def run(scale: Scale) -> Result:
-        import torch
-
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return measure(scale)
-        finally:
-            torch.set_num_threads(threads)
-
-    return run
-
-
-def in_folder(measure: Callable[[Scale, Path], Result]) -> Callable[[Scale], Result]:
-    """Return ``measure`` with a temporary folder for its files."""
-
-    @functools.wraps(measure)
-    def run(scale: Scale) -> Result:
-        with tempfile.TemporaryDirectory() as folder:
-            return measure(scale, Path(folder))
-
-    return run
-
-
-def device_here() -> Any:
-    """Return the CUDA device as a ``torch.device``, or the CPU where there is none."""
-    import torch
-
+def device_here() -> torch.device:
+    """Return the CUDA device, or the CPU where there is none."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def finished(device: Any) -> None:
+def finished(device: torch.device) -> None:
     """Wait until ``device`` has done all queued work."""
     if device.type == "cuda":
-        import torch
-
         torch.cuda.synchronize(device)
 
 
@@ -283,7 +281,8 @@ def modules() -> list[str]:
 
 def cases_of(module: str) -> list[Case]:
     """Return the cases of one of `modules`."""
-    return list(getattr(importlib.import_module(f"bench.{module}"), "CASES", ()))
+    found = vars(importlib.import_module(f"bench.{module}")).values()
+    return [value for value in found if isinstance(value, Case)]
 
 
 def record(case: Case, result: Result, seconds: float) -> dict[str, Any]:
@@ -292,38 +291,35 @@ def record(case: Case, result: Result, seconds: float) -> dict[str, Any]:
         "name": case.name,
         "question": case.question,
         "bar": case.bar,
-        "command": _command(case),
+        "command": f"python -m bench {'--gpu ' if case.gpu else ''}{case.name}",
         "machine": machine_facts(),
         "seconds_taken": round(seconds, 1),
         **asdict(result),
     }
 
 
-def markdown(case: Case, result: Result, facts: Mapping[str, str]) -> str:
-    """Return the result as a Markdown page: question, bar, table, notes, machine, command."""
-    met = {True: "Met.", False: "NOT met.", None: "No verdict."}[result.met]
-    notes = [*result.notes, f"Machine: {', '.join(facts.values())}."]
+def markdown(entry: Mapping[str, Any]) -> str:
+    """Return a `record` as a Markdown page: question, bar, table, notes, machine, command."""
+    met = {True: "Met.", False: "NOT met.", None: "No verdict."}[entry["met"]]
+    notes = [*entry["notes"], f"Machine: {', '.join(entry['machine'].values())}."]
     lines = [
-        *(f"# {case.name}", "", case.question, "", f"Bar: {case.bar}. {met}", ""),
-        *(f"| {' | '.join(map(_cell, row))} |" for row in (result.headings, *result.rows)),
+        *(f"# {entry['name']}", "", entry["question"], "", f"Bar: {entry['bar']}. {met}", ""),
+        *(f"| {' | '.join(map(_cell, row))} |" for row in (entry["headings"], *entry["rows"])),
         "",
         *(f"- {note}" for note in notes),
-        *(f"- Command: `{_command(case)}`", ""),
+        *(f"- Command: `{entry['command']}`", ""),
     ]
-    lines.insert(7, "|" + " --- |" * len(result.headings))
+    lines.insert(7, "|" + " --- |" * len(entry["headings"]))
     return "\n".join(lines)
 
 
-def save(case: Case, result: Result, seconds: float, folder: Path = RESULTS) -> Path:
-    """Write ``NAME.json`` and ``NAME.md``, and its table into docs/; return the page's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    entry = record(case, result, seconds)
-    (folder / f"{case.name}.json").write_text(json.dumps(entry, indent=1) + "\n")
-    page = folder / f"{case.name}.md"
-    page.write_text(markdown(case, result, entry["machine"]))
+def save(entry: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Write a `record` as ``NAME.md``, and its table into docs/; return the page's path."""
+    page = folder / f"{entry['name']}.md"
+    page.write_text(markdown(entry))
     if folder == RESULTS:
         for shown in (RESULTS.parents[1] / "docs").glob("*.md"):
-            shown.write_text(with_table(shown.read_text(), case.name, page.read_text()))
+            shown.write_text(with_table(shown.read_text(), entry["name"], page.read_text()))
     return page
 
 
@@ -346,15 +342,6 @@ def _cells(text: str) -> list[list[str]]:
     """Return the cells of a table's lines."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-
-
-def show(case: Case, result: Result) -> None:
-    """Print the result."""
-    print(markdown(case, result, machine_facts()))
-
-
-def _command(case: Case) -> str:
-    return f"python -m bench {'--gpu ' if case.gpu else ''}{case.name}"
 
 
 def _children_cpu_seconds() -> float:

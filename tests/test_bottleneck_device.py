@@ -27,7 +27,7 @@ def checked(loop, budget_s=30):
 @pytest.mark.thinned(2)
 def test_the_verdict_on_a_simulated_device_is_true(workload):
     assert workload.loop is not None
-    loop = workload.loop(0)
+    loop = workload.loop
     truth = loop.truth()
     report = checked(loop)
     assert report.verdict in accepted(workload, truth)

@@ -12,18 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from backends.h5 import H5
 from bench.cache.read import Photos
 from bench.harness import (
-    Case,
     Result,
+    Samples,
     Scale,
+    case,
     exhaust,
-    in_folder,
     interleave,
-    on_one_thread,
     timing_headings,
     timing_rows,
 )
@@ -38,17 +36,11 @@ POLL = 0.004
 MEMMAP, SMALL = "full shuffle of np.memmap", "1/4 of the file"
 
 
-class AsMemmap(Dataset[Any]):
-    """The same rows of the same file, read as np.memmap reads: one missing page at a time."""
-
-    def __init__(self, cached: CachedDataset) -> None:
-        self.images, self.labels = (cached.column(entry.name) for entry in cached.columns)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.from_numpy(self.images[index].copy()), int(self.labels[index])
+def as_memmap(cached: CachedDataset) -> Samples:
+    """Return the same rows of the same file, read as np.memmap: one missing page at a time."""
+    images, labels = (cached.column(entry.name) for entry in cached.columns)
+    row = lambda index: (torch.from_numpy(images[index].copy()), int(labels[index]))  # noqa: E731
+    return Samples(row, len(images))
 
 
 class Cached(NamedTuple):
@@ -79,9 +71,13 @@ def built(folder: Path, scale: Scale, length: int, window: float | None = None) 
     return Cached(path, rows, batch, loaders)
 
 
-@on_one_thread
-@in_folder
-def in_memory(scale: Scale, folder: Path) -> Result:
+@case(
+    f"a full shuffle's CPU and wall <= {BAR_RANDOM:g} times sequential's; the slowest first "
+    f"batch of each order <= {BAR_FIRST * 1e3:.0f} ms after iter()",
+    one_thread=True,
+)
+def h5_memory(scale: Scale, folder: Path) -> Result:
+    """Does a random order cost more than a sequential one, where the file is in memory?"""
     cached = built(folder, scale, 2000)
     timings = interleave(cached.loaders, exhaust, rounds=scale.pick(full=11, tiny=1))
     firsts = {
@@ -106,7 +102,6 @@ def in_memory(scale: Scale, folder: Path) -> Result:
             "First batch: from iter() to the first batch, of an epoch that is not the loader's "
             "first one.",
         ),
-        {name: times.wall for name, times in timings.items()} | {"firsts": firsts},
     )
 
 
@@ -119,14 +114,18 @@ class Run(NamedTuple):
     most_resident: int
 
 
-@on_one_thread
-@in_folder
-def from_disk(scale: Scale, folder: Path) -> Result:
+@case(
+    "with a page cache of a quarter of the file, a full shuffle and BlockShuffle read <= "
+    f"{BAR_READ:g} times the file, and are >= {BAR_SPEED:g} times as fast as np.memmap's",
+    one_thread=True,
+)
+def h5_disk(scale: Scale, folder: Path) -> Result:
+    """How fast is a cache read from a disk, in which order?"""
     cached = built(folder, scale, 2600, window=1 / 8)
     path, length, loaders = cached.path, len(cached.rows), cached.loaders
     size = path.stat().st_size
     # In a map of its own: BlockShuffle has the kernel read only the pages that are asked for.
-    memmap = AsMemmap(CachedDataset(path))
+    memmap = as_memmap(CachedDataset(path))
     loaders[MEMMAP] = torch.utils.data.DataLoader(memmap, cached.batch, shuffle=True)
     for loader in loaders.values():
         exhaust(loader)  # opened and proved; what is read for that is not an epoch's
@@ -189,7 +188,6 @@ def from_disk(scale: Scale, folder: Path) -> Result:
             "speed varies: compare rows, not machines.",
             *notes,
         ),
-        {f"{room}, {name}": [run._asdict() for run in of] for (room, name), of in runs.items()},
     )
 
 
@@ -259,21 +257,3 @@ def read_from_disk() -> int:
     """Return the bytes that this process has had read from disks."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
-
-
-CASES = [
-    Case(
-        "h5_memory",
-        "Does a random order cost more than a sequential one, where the file is in memory?",
-        f"a full shuffle's CPU and wall <= {BAR_RANDOM:g} times sequential's; the slowest first "
-        f"batch of each order <= {BAR_FIRST * 1e3:.0f} ms after iter()",
-        in_memory,
-    ),
-    Case(
-        "h5_disk",
-        "How fast is a cache read from a disk, in which order?",
-        "with a page cache of a quarter of the file, a full shuffle and BlockShuffle read <= "
-        f"{BAR_READ:g} times the file, and are >= {BAR_SPEED:g} times as fast as np.memmap's",
-        from_disk,
-    ),
-]

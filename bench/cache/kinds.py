@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Case, Result, Scale, cpu_of, in_folder, interleave, on_one_thread
+from bench.harness import Result, Scale, case, interleave
 from dataloaders.cache import Compressed, precompute
 from dataloaders.cli.photos import make_photos
 
@@ -37,9 +37,9 @@ def read(dataset: Any) -> None:
         dataset[index]
 
 
-@on_one_thread
-@in_folder
-def run(scale: Scale, folder: Path) -> Result:
+@case("none: the ways are for different needs", one_thread=True)
+def cache_kinds(scale: Scale, folder: Path) -> Result:
+    """What does a sample take in each of the ways in which a cache keeps it?"""
     count, side = scale.pick(full=60, tiny=8), scale.pick(full=256, tiny=32)
     dataset = photos(make_photos(folder / "photos", count=count), side, side * 7 // 8)
     reads, builds, sizes = {"no cache": dataset}, {}, {}
@@ -64,15 +64,4 @@ def run(scale: Scale, folder: Path) -> Result:
             "which is what lossless ways spend their bytes on. With so few samples, a build is in "
             "part the study of the first ones.",
         ),
-        {"read": cpu_of(read_in), "sizes": sizes},
     )
-
-
-CASES = [
-    Case(
-        "cache_kinds",
-        "What does a sample take in each of the ways in which a cache keeps it?",
-        "none: the ways are for different needs",
-        run,
-    ),
-]

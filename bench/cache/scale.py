@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from backends.h5 import H5
-from bench.harness import Case, Result, Scale, in_folder
+from bench.harness import Result, Samples, Scale, case
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, join, precompute, verify
 from dataloaders.cache.format.index import Index
@@ -38,22 +37,14 @@ BLOCKS, TORCHS = (
 )
 
 
-class Small(Dataset[Any]):
-    """Rows of a few bytes."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def __getitem__(self, index: int) -> Any:
-        return np.full(4, index % 251, np.uint8), index
+def small(index: int) -> Any:
+    """Return a row of a few bytes."""
+    return np.full(4, index % 251, np.uint8), index
 
 
 def make_parts(path: Path, parts: int, rows: int) -> None:
     """Build the first part; make the others of its bytes, each with a first sample of its own."""
-    precompute(Small(rows), path, num_workers=0)
+    precompute(Samples(small, rows), path, num_workers=0)
     index = Index.parse(path)
     folder = path.with_suffix(".parts")
     folder.mkdir()
@@ -85,11 +76,13 @@ def measured(one: Path, path: Path, length: int) -> dict[str, float]:
         found[f"{name}, MiB"] = own_mib() - before
         return result
 
-    dataset = Small(length)
+    dataset = Samples(small, length)
     torch.arange(8).tolist()
     cached = timed("open", lambda: CachedDataset(path))
-    small = DataLoader(Small(len(CachedDataset(one))), BATCH, backend=H5(one, build="never"))
-    timed("first batch of backend='h5', one part", lambda: next(iter(small)))
+    of_one = DataLoader(
+        Samples(small, len(CachedDataset(one))), BATCH, backend=H5(one, build="never")
+    )
+    timed("first batch of backend='h5', one part", lambda: next(iter(of_one)))
     loader = DataLoader(dataset, BATCH, backend=H5(path, build="never"))
     timed("first batch of backend='h5'", lambda: next(iter(loader)))
     rows = np.linspace(0, length - 1, 4 * len(cached.shards)).astype(int).tolist()
@@ -109,11 +102,15 @@ def measured(one: Path, path: Path, length: int) -> dict[str, float]:
     return found
 
 
-@in_folder
-def run(scale: Scale, folder: Path) -> Result:
+@case(
+    f"{', '.join(f'{name} <= {most:g} s' for name, most in BARS.items())}; each with <= "
+    f"{MEMORY_MIB:.0f} MiB more; BlockShuffle's indices <= 2 x torch's"
+)
+def cache_scale(scale: Scale, folder: Path) -> Result:
+    """What does a cache of 10^7 rows in 2,000 parts take to join, open, verify and shuffle?"""
     parts, rows = scale.pick(full=2_000, tiny=5), scale.pick(full=5_000, tiny=20)
     one, path = folder / "one.h5", folder / "train.h5"
-    precompute(Small(rows), one, num_workers=0)
+    precompute(Samples(small, rows), one, num_workers=0)
     make_parts(path, parts, rows)
     started = time.perf_counter()
     join(path)
@@ -135,16 +132,4 @@ def run(scale: Scale, folder: Path) -> Result:
             f"verify took {found['verify, CPU'] / max(found['verify'], 1e-9):.1f} cores and "
             f"reported progress {found['reports of verify']:.0f} times.",
         ),
-        found,
     )
-
-
-CASES = [
-    Case(
-        "cache_scale",
-        "What does a cache of 10^7 rows in 2,000 parts take to join, open, verify and shuffle?",
-        f"{', '.join(f'{name} <= {most:g} s' for name, most in BARS.items())}; each with <= "
-        f"{MEMORY_MIB:.0f} MiB more; BlockShuffle's indices <= 2 x torch's",
-        run,
-    ),
-]

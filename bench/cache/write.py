@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from bench.harness import Case, Result, Scale, in_folder, interleave, on_one_thread
+from bench.harness import Result, Scale, case, interleave
 from dataloaders.cache import precompute
 from dataloaders.cli.photos import make_photos
 from dataloaders.machine.resources import usable_cores
@@ -58,16 +58,18 @@ def remove(path: Path) -> None:
     shutil.rmtree(path.with_suffix(".parts"), ignore_errors=True)
 
 
-@on_one_thread
-@in_folder
-def run(scale: Scale, folder: Path) -> Result:
+@case(
+    f">= {BAR} x (cores x what one process decodes), of 3,000 photos of 256 x 256", one_thread=True
+)
+def cache_write(scale: Scale, folder: Path) -> Result:
+    """How much of the decoding speed of all cores is left when a cache is built?"""
     few, many = scale.pick(full=3000, tiny=12), scale.pick(full=9000, tiny=18)
     side = scale.pick(full=256, tiny=32)
     photos = make_photos(folder / "photos", count=scale.pick(full=64, tiny=4))
     files = sorted(photos.glob("*/*.jpg"))
     cores, path = usable_cores(), folder / "a.h5"
     square, any_shape = f"{side} x {side}", f"shorter side {side}"
-    rows, data, met = [], {}, True
+    rows, met = [], True
     for length, shape in ((few, any_shape), (few, square), (many, square)):
         dataset = Photos(files, length, side, crop=shape == square)
         ways: dict[str, Callable[[], object]] = {
@@ -97,7 +99,6 @@ def run(scale: Scale, folder: Path) -> Result:
             rows.append((f"{what}, {name}", length / times.median(), cpu, spread, beside))
             if name == "precompute" and (length, shape) == (few, square):
                 met = share >= BAR
-        data[what] = {name: vars(times) for name, times in timings.items()}
     return Result(
         (
             "way",
@@ -117,15 +118,4 @@ def run(scale: Scale, folder: Path) -> Result:
             "where it is below 1, no way of writing reaches 1, of this version or of another: that "
             "is why no earlier version is measured beside it.",
         ),
-        data,
     )
-
-
-CASES = [
-    Case(
-        "cache_write",
-        "How much of the decoding speed of all cores is left when a cache is built?",
-        f">= {BAR} x (cores x what one process decodes), of 3,000 photos of 256 x 256",
-        run,
-    ),
-]

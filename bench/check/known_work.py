@@ -19,18 +19,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-__all__ = [
-    "BATCH",
-    "CachedWaits",
-    "Kind",
-    "ReadyBatches",
-    "Rows",
-    "Step",
-    "Stream",
-    "WithTokens",
-    "as_array",
-    "burn",
-]
+__all__ = ["BATCH", "Kind", "Rows", "Step", "Stream", "as_array", "burn"]
 
 Kind: TypeAlias = Literal["wait", "busy", "work"]
 
@@ -76,7 +65,7 @@ class Step:
     Args:
         pattern: seconds, one call after the other.
         kind: how they are spent.
-        per_length: seconds for each column of the batch, on top: a step that depends on its data.
+        per_length: seconds for each column of the batch instead: a step that depends on its data.
         writes: whether the step writes into its batch (it multiplies by one, in place).
     """
 
@@ -96,14 +85,15 @@ class Step:
     def __call__(self, batch: Any) -> None:
         if self._writes:
             batch.mul_(1.0)
-        columns = batch.shape[1] if self._per_length else 0
-        burn(self._kind, next(self._seconds) + columns * self._per_length)
+        columns = self._per_length and batch.shape[1]
+        burn(self._kind, columns * self._per_length or next(self._seconds))
 
 
 class Rows(Dataset[torch.Tensor]):
     """``batches * batch`` samples; the first of batch ``k`` takes ``loads[k % len(loads)]`` s.
 
-    A sample is a float32 row of ``lengths[k % len(lengths)]`` values.
+    A sample is a float32 row of ``lengths[k % len(lengths)]`` values. ``once``: a batch takes its
+    time only when it is read for the first time in a process.
     """
 
     def __init__(
@@ -114,49 +104,26 @@ class Rows(Dataset[torch.Tensor]):
         batches: int,
         batch: int = BATCH,
         lengths: Sequence[int] = (16,),
+        once: bool = False,
     ) -> None:
         self._loads = tuple(loads)
         self._kind = kind
         self._batches = batches
         self._batch = batch
         self._rows = [torch.full((length,), 1.0) for length in lengths]
+        self._once = once
+        self._read: set[int] = set()
 
     def __len__(self) -> int:
         return self._batches * self._batch
 
     def __getitem__(self, index: int) -> torch.Tensor:
         number, place = divmod(index, self._batch)
-        if place == 0:
-            self._spend(number)
+        if place == 0 and number not in self._read:
+            burn(self._kind, self._loads[number % len(self._loads)])
+            if self._once:
+                self._read.add(number)
         return self._rows[number % len(self._rows)]
-
-    def _spend(self, number: int) -> None:
-        burn(self._kind, self._loads[number % len(self._loads)])
-
-
-class CachedWaits(Rows):
-    """Rows whose batch takes its time only when it is read for the first time in a process."""
-
-    def __init__(self, loads: Sequence[float], *, batches: int) -> None:
-        super().__init__(loads, batches=batches)
-        self._read: set[int] = set()
-
-    def _spend(self, number: int) -> None:
-        if number not in self._read:
-            self._read.add(number)
-            super()._spend(number)
-
-
-class ReadyBatches(Rows):
-    """Whole batches, for ``batch_size=None``."""
-
-    def __init__(self, loads: Sequence[float], kind: Kind = "wait", *, batches: int) -> None:
-        super().__init__(loads, kind, batches=batches, batch=1)
-        self._whole = torch.ones(BATCH, 16)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        super().__getitem__(index)
-        return self._whole
 
 
 class Stream(IterableDataset[torch.Tensor]):
@@ -178,16 +145,6 @@ class Stream(IterableDataset[torch.Tensor]):
 def as_array(samples: list[torch.Tensor]) -> Any:
     """A NumPy batch: crosses from a worker in a quarter of the time that a tensor takes."""
     return torch.stack(samples).numpy()
-
-
-class WithTokens:
-    """Collates to rows and ``count`` Python strings, which the main process has to unpickle."""
-
-    def __init__(self, count: int) -> None:
-        self._tokens = [f"token {number}" for number in range(count)]
-
-    def __call__(self, samples: list[torch.Tensor]) -> dict[str, Any]:
-        return {"row": torch.stack(samples), "tokens": self._tokens}
 
 
 def _hash_until(clock: Callable[[], float], seconds: float) -> None:

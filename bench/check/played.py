@@ -23,21 +23,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from bench.check.known_work import Kind, Rows, as_array, burn, wait
+from bench.check.known_work import BATCH, Kind, Rows, as_array, burn, wait
 from dataloaders.measuring.clocks import HostClock, HostTime
-
-__all__ = [
-    "Device",
-    "HostOn",
-    "Loop",
-    "Overhead",
-    "PlayedClock",
-    "PlayedLoader",
-    "RealTime",
-    "Stream",
-    "VirtualTime",
-    "seconds_per_batch",
-]
 
 
 class RealTime:
@@ -136,6 +123,10 @@ class Device:
         self._queue = queue
         self._bytes_per_s = bytes_per_s
         self._ends: list[float] = []  # of launches under way, a heap
+
+    def holds(self, batch: Any) -> bool:
+        """Return whether a batch needs no copy."""
+        return bool(batch.is_meta)
 
     def stream(self) -> Stream:
         """Return a new stream that runs beside the others."""
@@ -394,15 +385,20 @@ class Loop:
         if isinstance(time, VirtualTime):
             inner = PlayedLoader(time, self.loads, workers=self.workers, prefetch=self.prefetch)
         else:
-            inner = DataLoader(
-                Rows(self.loads, self.load_kind, batches=1_000_000),
-                4,
-                num_workers=self.workers,
-                collate_fn=as_array if self.workers and not self.nbytes else None,
-                prefetch_factor=self.prefetch if self.workers else None,
-            )
+            inner = self.loader()
         step = PlayedStep(self, device, inner)
         return (CopiedAhead(inner, self, device) if self.ahead else inner), step
+
+    def loader(self, *, pin_memory: bool = False) -> DataLoader[Any]:
+        """Return torch's own loader, of batches that take their time."""
+        return DataLoader(
+            Rows(self.loads, self.load_kind, batches=1_000_000),
+            BATCH,
+            num_workers=self.workers,
+            collate_fn=as_array if self.workers and not self.nbytes else None,
+            pin_memory=pin_memory,
+            prefetch_factor=self.prefetch if self.workers else None,
+        )
 
     def truth(self, batches: int = 2250, *, take_s: float = 0.0, make_s: float = 0.0) -> float:
         """Return real / synthetic in the long run, computed on a virtual time.
@@ -428,9 +424,9 @@ class Loop:
 
 
 class PlayedStep:
-    """A training step on a played device; ``clock`` is the device's."""
+    """A training step on a played device, or what has its methods; ``clock`` is the device's."""
 
-    def __init__(self, loop: Loop, device: Device, loader: Any) -> None:
+    def __init__(self, loop: Loop, device: Any, loader: Any) -> None:
         self.device = device
         self.clock = PlayedClock(device)
         self.loader = loader
@@ -444,7 +440,7 @@ class PlayedStep:
 
     def __call__(self, batch: Any) -> None:
         loop, device = self._loop, self.device
-        if loop.nbytes and not batch.is_meta:
+        if loop.nbytes and not device.holds(batch):
             device.copy(loop.nbytes, pinned=loop.pinned)
         if loop.side_s:
             device.wait_for(device.record(), self._side)

@@ -11,7 +11,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,33 +22,16 @@ from bench.check.workloads import Workload
 from dataloaders.batches.tree import map_tensors
 from dataloaders.measuring.clocks import Clock, HostClock
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import mean_of
+from dataloaders.measuring.intervals import Interval, mean_of
 
-__all__ = ["Truth", "calibrated", "clock_of_step", "computed", "measured"]
+__all__ = ["calibrated", "computed", "measured", "seconds_per_batch"]
 
 _SHORT = 100  # batches of an epoch
 _HELD = 62
 """Batches kept for the synthetic loops: two turns of the longest pattern of batch lengths."""
 
 
-@dataclass(frozen=True)
-class Truth:
-    """Real / synthetic, with the 95 % interval of the measurement.
-
-    Attributes:
-        low, value, high: the ratio; all equal where it was computed.
-        real: seconds per batch of each real chunk.
-        synthetic: seconds per batch of each synthetic chunk.
-    """
-
-    low: float
-    value: float
-    high: float
-    real: tuple[float, ...] = ()
-    synthetic: tuple[float, ...] = ()
-
-
-def measured(workload: Workload, seconds: float, seed: int = 0, rounds: int = 5) -> Truth:
+def measured(workload: Workload, seconds: float, rounds: int = 5) -> Interval:
     """The truth by brute force: ``rounds`` real chunks between ``rounds + 1`` synthetic ones.
 
     A real chunk is a plain training loop: of whole epochs where they are short, so that starting
@@ -58,12 +40,13 @@ def measured(workload: Workload, seconds: float, seed: int = 0, rounds: int = 5)
     to empty, which would hide a small gap for a hundred of them. A synthetic chunk steps on held
     batches, the workers idle. Two thirds of ``seconds`` go to the real chunks.
     """
-    loader, step = workload.make(seed)
+    loader, step = workload.make()
     feed, clock = Feed(loader), clock_of_step(step)
     until = time.perf_counter() + workload.warm_s
     while time.perf_counter() < until:
         step(feed.next())
-    held = _hold(loader, _HELD)
+    # Held in ordinary memory, as a step's own data would be, not in the workers' shared memory.
+    held = [map_tensors(batch, torch.clone) for batch in itertools.islice(loader, _HELD)]
     short = feed.length is not None and feed.length <= _SHORT
     turn = math.lcm(workload.period, feed.length if short and feed.length else 1)
     replay = itertools.cycle(held)
@@ -89,25 +72,24 @@ def measured(workload: Workload, seconds: float, seed: int = 0, rounds: int = 5)
         took / ((before + after) / 2)
         for took, before, after in zip(real, synthetic, synthetic[1:], strict=False)
     ]
-    found = mean_of(ratios)
-    return Truth(found.low, found.estimate, found.high, tuple(real), tuple(synthetic))
+    return mean_of(ratios)
 
 
-def computed(workload: Workload, seconds: float) -> Truth:
+def computed(workload: Workload, seconds: float) -> Interval:
     """The ratio of known times and of what torch itself is seen to cost a batch here."""
     assert workload.computed is not None
-    value = workload.computed(0, calibrated(workload, min(3.0, seconds)))
-    return Truth(value, value, value)
+    value = workload.computed(calibrated(workload, min(3.0, seconds)))
+    return Interval(value, value, value)
 
 
-def calibrated(workload: Workload, seconds: float = 4.0, seed: int = 0) -> Overhead:
+def calibrated(workload: Workload, seconds: float) -> Overhead:
     """Torch's own costs per batch with this workload's kind of loader and step, in seconds.
 
     ``take`` is how long next() lasts while ready batches wait, ``make`` how much longer than its
     known time a batch takes if nothing else is waited for. Loads and steps are the workload's
     mean ones: what a core does just before decides how long the next Python line takes.
     """
-    loader, _ = workload.make(seed)
+    loader, _ = workload.make()
     loader = getattr(loader, "inner", loader)  # torch's, where batches are copied ahead of use
     if loader.num_workers == 0:
         next_s, _ = _probe(workload, loader, workload.load_s, workload.step_s, seconds)
@@ -122,6 +104,29 @@ def clock_of_step(step: Any) -> Clock:
     """The device's clock of a step that has one, else the host's."""
     clock: Clock = getattr(step, "clock", None) or HostClock()
     return clock
+
+
+def seconds_per_batch(
+    loader: Any, step: Callable[[Any], Any], seconds: float, epoch_s: float = 0.0
+) -> float:
+    """Return those of a plain loop that runs for some seconds, epoch after epoch.
+
+    It runs for a whole epoch at least, if that takes less than ``epoch_s``, so that the start of
+    the workers counts.
+    """
+    feed, clock = Feed(loader), clock_of_step(step)
+    for _ in range(2 * feed.in_flight + 1):
+        step(feed.next())
+    first, last, count = clock.mark(), clock.mark(), 0
+    took, whole = 0.0, 0.0
+    while took < seconds or (feed.epoch == 0 and whole < epoch_s):
+        step(feed.next())
+        last, count = clock.mark(), count + 1
+        took = clock.seconds(first, last)
+        whole = took / count * (feed.length or math.inf)
+    clock.wait()
+    feed.close()  # its workers would take cores from the next loop
+    return clock.seconds(first, last) / count
 
 
 def _probe(
@@ -153,12 +158,6 @@ def _probe(
             burn(workload.step_kind, step_s)
         rounds.append((time.perf_counter() - round_start) / max(1, like.num_workers))
     return statistics.median(in_next), statistics.median(rounds)
-
-
-def _hold(loader: DataLoader[Any], most: int) -> list[Any]:
-    batches = list(itertools.islice(loader, most))
-    # Held in ordinary memory, as a step's own data would be, not in the workers' shared memory.
-    return [map_tensors(batch, torch.clone) for batch in batches]
 
 
 def _timed(

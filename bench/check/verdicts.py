@@ -1,7 +1,7 @@
 """How often the bottleneck check is right, on workloads of known truth.
 
     python -m bench verdicts                workloads on the host; also verdicts_device, _loaded
-    python -m bench.check.verdicts burst tiny     those whose names begin so; nothing is kept
+    python -m bench verdicts --only burst   those whose names begin so; nothing is kept
 
 Each workload runs in a process of its own, on the cores that it asks for: the check first, then
 the truth where it has to be measured. A verdict is *wrong* if real /
@@ -18,22 +18,23 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from bench.check.truth import computed, measured
 from bench.check.workloads import WORKLOADS, Workload, accepted, gap_class
-from bench.harness import Case, Result, Scale, show
-
-__all__ = ["CASES", "examine", "judge", "summarise"]
+from bench.harness import Result, Scale, case
+from dataloaders.bottleneck import Report, check_bottleneck
+from dataloaders.measuring.intervals import Interval
 
 _QUICK_STEP_S = 0.05
 _QUICK_BUDGET_S, _BUDGET_S = 15.0, 22.0  # rounds end at 93 % of it
-_TINY = ("serial_double", "workers_free")
 
 Mark = Literal["right", "wrong", "inconclusive"]
 
@@ -47,8 +48,6 @@ def judge(workload: Workload, truth: float, verdict: str) -> Mark:
 
 def examine(name: str, budget_s: float | None = None, truth_s: float = 20.0) -> dict[str, Any]:
     """One workload, in this process: what the check says, and what is true."""
-    from dataloaders.bottleneck import check_bottleneck
-
     workload = WORKLOADS[name]
     if budget_s is None:
         budget_s = _QUICK_BUDGET_S if workload.step_s <= _QUICK_STEP_S else _BUDGET_S
@@ -56,20 +55,27 @@ def examine(name: str, budget_s: float | None = None, truth_s: float = 20.0) -> 
     if workload.cores is not None:
         usable = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, usable[: workload.cores])
-    loader, step = workload.make(0)
-    clock = getattr(step, "clock", None)
+    loader, step = workload.make()
     start = time.perf_counter()
     with _neighbour(workload.neighbour):
         report = check_bottleneck(
-            loader, step, budget_s=budget_s, device=workload.device, clock=clock, predict=False
+            loader,
+            step,
+            budget_s=budget_s,
+            device=workload.device,
+            clock=getattr(step, "clock", None),
+            predict=False,
         )
     check_s = time.perf_counter() - start
     del loader
-    truth = (
-        measured(workload, truth_s) if workload.computed is None else computed(workload, truth_s)
-    )
+    truth = (measured if workload.computed is None else computed)(workload, truth_s)
+    return entry_of(workload, report, check_s, truth)
+
+
+def entry_of(workload: Workload, report: Report, check_s: float, truth: Interval) -> dict[str, Any]:
+    """Return what `summarise` wants to know of a workload, as JSON values."""
     return {
-        "name": name,
+        "name": workload.name,
         "check_s": check_s,
         "report": json.loads(replace(report, timeline={}).to_json()),
         "truth": asdict(truth),
@@ -77,26 +83,26 @@ def examine(name: str, budget_s: float | None = None, truth_s: float = 20.0) -> 
 
 
 def summarise(entries: Sequence[dict[str, Any]]) -> Result:
-    """The table of all examined workloads with its totals; ``met`` by the bar of `CASES`."""
+    """The table of all examined workloads with its totals; ``met`` by `_BAR`."""
     failed = [entry["name"] for entry in entries if "failed" in entry]
-    if len(failed) == len(entries):
+    examined = [entry for entry in entries if "failed" not in entry]
+    if not examined:
         return Result(("workload",), (), False, (f"no workload ran: {', '.join(failed)}",))
-    whole, entries = entries, [entry for entry in entries if "failed" not in entry]
     rows: list[tuple[Any, ...]] = []
-    marks: list[Mark] = []
+    marks = Counter[Mark]()
     inside: list[bool] = []
-    for entry in entries:
+    for entry in examined:
         workload, truth, report = WORKLOADS[entry["name"]], entry["truth"], entry["report"]
-        mark = judge(workload, truth["value"], report["verdict"])
-        marks.append(mark)
+        mark = judge(workload, truth["estimate"], report["verdict"])
+        marks[mark] += 1
         bound = report["speedup_bound"] or {"low": 0.0, "estimate": None, "high": float("inf")}
         # A measured truth has an interval of its own.
         inside.append(bound["low"] <= truth["high"] and truth["low"] <= bound["high"])
         rows.append(
             (
                 entry["name"],
-                _number(truth["value"]) + " m" * bool(truth["real"]),
-                gap_class(truth["value"]),
+                _number(truth["estimate"]) + " m" * (workload.computed is None),
+                gap_class(truth["estimate"]),
                 f"{_number(bound['low'])} to {_number(bound['high'])}",
                 "in" if inside[-1] else "OUT",
                 report["verdict"],
@@ -104,19 +110,23 @@ def summarise(entries: Sequence[dict[str, Any]]) -> Result:
                 f"{entry['check_s']:.1f}",
             )
         )
-    seconds = [entry["check_s"] for entry in entries]
-    quick = [e["check_s"] for e in entries if WORKLOADS[e["name"]].step_s <= _QUICK_STEP_S]
-    wrong = [row[0] for row, mark in zip(rows, marks, strict=True) if mark == "wrong"]
+    seconds = [entry["check_s"] for entry in examined]
+    quick = [e["check_s"] for e in examined if WORKLOADS[e["name"]].step_s <= _QUICK_STEP_S]
+    wrong = [row[0] for row in rows if row[6] == "WRONG"]
     met = (
         not wrong
         and not failed
-        and _share(marks, "inconclusive") <= 0.10
+        and marks["inconclusive"] <= 0.10 * len(rows)
         and statistics.fmean(inside) >= 0.90
         and max(seconds) <= 30.0
         and max(quick, default=0.0) <= 15.0
     )
+    totals = (
+        f"{mark} {marks[mark]} ({marks[mark] / len(rows):.0%})"
+        for mark in ("right", "wrong", "inconclusive")
+    )
     notes = (
-        f"check: {_totals(marks)}; wrong: {', '.join(wrong) or 'none'}; "
+        f"check: {', '.join(totals)}; wrong: {', '.join(wrong) or 'none'}; "
         f"failed to run: {', '.join(failed) or 'none'}",
         f"truth inside the 95 % interval: {statistics.fmean(inside):.0%}",
         f"seconds a check: median {statistics.median(seconds):.1f}, most {max(seconds):.1f}; of "
@@ -125,10 +135,8 @@ def summarise(entries: Sequence[dict[str, Any]]) -> Result:
         "same process; m: measured by long "
         "plain loops where cores are contended for or only torch's cost matters",
     )
-    headings = (
-        "workload", "truth", "gap", "interval", "", "verdict", "judged", "s",
-    )  # fmt: skip
-    return Result(headings, tuple(rows), met, notes, {"entries": list(whole)})
+    headings = ("workload", "truth", "gap", "interval", "", "verdict", "judged", "s")
+    return Result(headings, tuple(rows), met, notes, {"entries": list(entries)})
 
 
 def _in_child(name: str, *seconds: float) -> dict[str, Any]:
@@ -172,27 +180,10 @@ def _number(value: float | None) -> str:
     return "?" if value is None else f"{value:.3f}" if value < 3 else f"{value:.4g}"
 
 
-def _share(marks: Sequence[Mark], mark: Mark) -> float:
-    return marks.count(mark) / len(marks)
-
-
-def _totals(marks: Sequence[Mark]) -> str:
-    shares = ((mark, marks.count(mark)) for mark in ("right", "wrong", "inconclusive"))
-    return ", ".join(f"{mark} {count} ({count / len(marks):.0%})" for mark, count in shares)
-
-
-def _half(starts: str, tiny: Sequence[str]) -> Callable[[Scale], Result]:
-    def run(scale: Scale) -> Result:
-        if scale.tiny:
-            # The affinity and the thread count of this process are not touched by these.
-            return summarise([_in_child(name, 1.5, 0.5) for name in tiny])
-        return summarise([_in_child(name) for name in WORKLOADS if _half_of(name) == starts])
-
-    return run
-
-
-def _half_of(name: str) -> str:
-    return name.partition("_")[0] if name.startswith(("device_", "loaded_")) else ""
+def _of(scale: Scale, wanted: Callable[[Workload], object], *tiny: str) -> Result:
+    seconds: tuple[float, ...] = scale.pick(full=(), tiny=(1.5, 0.5))
+    names = [name for name, workload in WORKLOADS.items() if wanted(workload)]
+    return summarise([_in_child(name, *seconds) for name in scale.named(names, tiny)])
 
 
 _BAR = (
@@ -200,27 +191,20 @@ _BAR = (
     "each, within 15 s where steps take up to 50 ms"
 )
 
-CASES = [
-    Case(
-        "verdicts",
-        "How often is the bottleneck check right where the truth is known?",
-        _BAR,
-        _half("", _TINY),
-    ),
-    Case(
-        "verdicts_device",
-        "How often, where the step's device runs behind the host, played with known durations?",
-        _BAR,
-        _half("device", ("device_hidden_short", "device_ahead")),
-    ),
-    Case(
-        "verdicts_loaded",
-        "How often, beside a neighbour process that takes half a core, at random?",
-        _BAR,
-        _half("loaded", ("loaded_serial_double",)),
-    ),
-]
 
-if __name__ == "__main__":
-    begins = tuple(sys.argv[1:])
-    show(CASES[0], summarise([_in_child(name) for name in WORKLOADS if name.startswith(begins)]))
+@case(_BAR)
+def verdicts(scale: Scale, folder: Path) -> Result:
+    """How often is the bottleneck check right where the truth is known?"""
+    return _of(scale, lambda it: not (it.loop or it.neighbour), "serial_double", "workers_free")
+
+
+@case(_BAR)
+def verdicts_device(scale: Scale, folder: Path) -> Result:
+    """How often, where the step's device runs behind the host, played with known durations?"""
+    return _of(scale, lambda it: it.loop, "device_hidden_short", "device_ahead")
+
+
+@case(_BAR)
+def verdicts_loaded(scale: Scale, folder: Path) -> Result:
+    """How often, beside a neighbour process that takes half a core, at random?"""
+    return _of(scale, lambda it: it.neighbour, "loaded_serial_double")

@@ -1,8 +1,8 @@
 """Training loops of which it is known what holds them back: the examination of the verdict.
 
-    Workload ──make(seed)──> (loader, step)      as a user would write them
-             ──truth(...)──> real / synthetic    in the long run, from the known times, or None
-             ──causes──────> the verdicts that name the cause of a gap rightly
+    Workload ──make()──> (loader, step)          as a user would write them
+             ──computed(...)──> real / synthetic in the long run, from the known times, or None
+             ──causes──> the verdicts that name the cause of a gap rightly
 
 The truth compares whole epochs of ordinary training with the step alone, so what an epoch costs
 to start belongs to it where epochs are short. Where cores are contended for, or only torch's own
@@ -17,29 +17,18 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bench.check.known_work import (
-    BATCH,
-    CachedWaits,
-    Kind,
-    ReadyBatches,
-    Rows,
-    Step,
-    Stream,
-    WithTokens,
-    as_array,
-)
+from bench.check.known_work import BATCH, Kind, Rows, Step, Stream, as_array, burn
 from bench.check.played import Loop, Overhead, RealTime, seconds_per_batch
 
 __all__ = ["WORKLOADS", "Gap", "Workload", "accepted", "gap_class"]
 
 Gap: TypeAlias = Literal["small", "between", "large"]
-
-Made: TypeAlias = "tuple[DataLoader[Any], Callable[[Any], None]]"
 
 ENDLESS = 1_000_000
 """Batches of an epoch that no check comes to the end of."""
@@ -47,6 +36,7 @@ ENDLESS = 1_000_000
 _INPUT = frozenset({"input-bound"})
 _EITHER = frozenset({"input-bound", "contention-bound"})
 _CONTENTION = frozenset({"contention-bound"})
+_TRANSFER = frozenset({"transfer-bound"})
 
 
 @dataclass(frozen=True)
@@ -56,9 +46,9 @@ class Workload:
     Attributes:
         name: on the command line and in the table.
         about: what it examines.
-        make: a seed for its random times -> a new loader and a new step.
+        make: returns a new loader and a new step.
         causes: the verdicts that are right where there is a gap.
-        computed: (seed, overhead) -> real / synthetic; None where it can only be measured.
+        computed: overhead -> real / synthetic; None where it can only be measured.
         cores: the cores that the whole workload runs on; None for all of them.
         settle_s: the longest that workers go on working after the loop stops taking batches.
         warm_s: seconds of training before the steady state.
@@ -67,14 +57,14 @@ class Workload:
         step_kind: how the step spends them.
         neighbour: whether another process takes half a core meanwhile, at random.
         device: where the step wants its batches, for the check; None: it finds that out.
-        loop: a seed -> the loop that its device plays; None on the host.
+        loop: what its device plays; None on the host.
     """
 
     name: str
     about: str
-    make: Callable[[int], Made]
+    make: Callable[[], tuple[DataLoader[Any], Callable[[Any], None]]]
     causes: frozenset[str] = _INPUT
-    computed: Callable[[int, Overhead], float] | None = None
+    computed: Callable[[Overhead], float] | None = None
     cores: int | None = None
     settle_s: float = 0.2
     warm_s: float = 0.5
@@ -84,7 +74,7 @@ class Workload:
     step_kind: Kind = "busy"
     neighbour: bool = False
     device: str | None = None
-    loop: Callable[[int], Loop] | None = None
+    loop: Loop | None = None
 
 
 def gap_class(truth: float) -> Gap:
@@ -102,29 +92,27 @@ def accepted(workload: Workload, truth: float) -> frozenset[str]:
     return workload.causes if gap == "large" else workload.causes | {"step-bound"}
 
 
-Times: TypeAlias = "Sequence[float] | Callable[[int], Sequence[float]]"
-"""Seconds in a fixed pattern, or a function of the seed to such a pattern."""
-
-
 def _known(
     name: str,
     about: str,
     *,
-    loads_ms: Times,
-    steps_ms: Times,
+    loads_ms: Sequence[float] = (0,),
+    steps_ms: Sequence[float] = (0,),
     workers: int = 0,
     prefetch: int = 2,
     in_order: bool = True,
     batches: int = ENDLESS,
+    batch_size: int | None = BATCH,
     load: Kind = "wait",
     step: Kind = "busy",
+    stream: bool = False,
+    cached: bool = False,
     tensors: bool = False,
+    collate: Callable[[list[torch.Tensor]], Any] | None = None,
     persistent: bool = False,
     writes: bool = False,
     lengths: Sequence[int] = (16,),
     per_length_ms: float = 0.0,
-    dataset: Callable[[Sequence[float]], Any] | None = None,
-    batch_size: int | None = BATCH,
     causes: frozenset[str] = _INPUT,
     cores: int | None = None,
     computable: bool = True,
@@ -132,40 +120,31 @@ def _known(
     """A workload of known times; the truth follows from the rules of torch's queues.
 
     Batches come from workers as NumPy arrays unless ``tensors``: a tensor costs the main process
-    up to a millisecond, which would turn a balanced loop into one that is not.
+    up to a millisecond, which would turn a balanced loop into one that is not. ``stream``: of an
+    iterable dataset; ``cached``: the steady state is that of batches read before.
     """
+    loads, steps = ([ms / 1e3 for ms in each] for each in (loads_ms, steps_ms))
+    if per_length_ms:
+        steps = [length * per_length_ms / 1e3 for length in lengths]
+    if collate is None and workers and not tensors:
+        collate = as_array
 
-    def make(seed: int) -> Made:
-        loads = _seconds(loads_ms, seed)
-        rows = (
-            Rows(loads, load, batches=batches, lengths=lengths)
-            if dataset is None
-            else dataset(loads)
-        )
-        as_it_is = tensors or workers == 0 or batch_size is None
+    def make() -> tuple[DataLoader[Any], Callable[[Any], None]]:
+        each = {"batches": batches, "batch": batch_size or 1, "lengths": lengths, "once": cached}
         loader: DataLoader[Any] = DataLoader(
-            rows,
+            Stream(loads, load) if stream else Rows(loads, load, **each),  # type: ignore[arg-type]
             batch_size,
             num_workers=workers,
-            collate_fn=None if as_it_is else as_array,
+            collate_fn=collate,
             prefetch_factor=prefetch if workers else None,
             persistent_workers=persistent,
             in_order=in_order,
         )
-        steps = _seconds(steps_ms, seed)
         return loader, Step(steps, step, per_length=per_length_ms / 1e3, writes=writes)
 
-    def computed(seed: int, overhead: Overhead) -> float:
-        loads = _seconds(loads_ms, seed)
-        steps = _seconds(steps_ms, seed)
-        if per_length_ms:
-            both = math.lcm(len(steps), len(lengths))
-            steps = [
-                steps[k % len(steps)] + lengths[k % len(lengths)] * per_length_ms / 1e3
-                for k in range(both)
-            ]
+    def computed(overhead: Overhead) -> float:
         real = seconds_per_batch(
-            loads,
+            [0.0] if cached else loads,
             steps,
             workers=workers,
             prefetch=prefetch,
@@ -173,10 +152,9 @@ def _known(
             batches=None if batches == ENDLESS else batches,
             overhead=overhead,
         )
-        return real / (sum(steps) / len(steps))
+        return real / statistics.fmean(steps)
 
-    slowest = max(_seconds(loads_ms, 0))
-    period = math.lcm(len(_seconds(loads_ms, 0)), len(_seconds(steps_ms, 0)), len(lengths))
+    period = math.lcm(len(loads), len(steps))
     return Workload(
         name=name,
         about=about,
@@ -184,83 +162,34 @@ def _known(
         causes=causes,
         computed=computed if computable else None,
         cores=cores,
-        settle_s=0.2 + slowest * prefetch if workers else 0.0,
+        settle_s=0.2 + max(loads) * prefetch if workers else 0.0,
+        warm_s=batches * (max(loads) + 0.03) if cached else 0.5,
         period=period if period <= 100 else 1,
-        load_s=statistics.fmean(_seconds(loads_ms, 0)),
-        step_s=statistics.fmean(_seconds(steps_ms, 0))
-        + statistics.fmean(lengths) * per_length_ms / 1e3,
+        load_s=0.0 if cached else statistics.fmean(loads),
+        step_s=statistics.fmean(steps),
         step_kind=step,
     )
 
 
-def _seconds(times: Times, seed: int) -> list[float]:
-    values = times(seed) if callable(times) else times
-    return [value / 1e3 for value in values]
-
-
-def _lognormal(mean: float, sigma: float, salt: str) -> Callable[[int], Sequence[float]]:
+def _lognormal(mean: float, sigma: float, seed: str) -> list[float]:
     """500 values of a lognormal distribution, scaled to have exactly this mean."""
-
-    def values(seed: int) -> Sequence[float]:
-        generator = random.Random(f"{salt} {seed}")
-        drawn = [generator.lognormvariate(0.0, sigma) for _ in range(500)]
-        return [value * mean * len(drawn) / sum(drawn) for value in drawn]
-
-    return values
+    generator = random.Random(seed)
+    drawn = [generator.lognormvariate(0.0, sigma) for _ in range(500)]
+    return [value * mean * len(drawn) / sum(drawn) for value in drawn]
 
 
-def _caching(name: str, about: str, *, workers: int, batches: int, first_ms: float) -> Workload:
-    """A dataset that is slow in its first epoch; the steady state is what comes after."""
-
-    def make(seed: int) -> Made:
-        loader: DataLoader[Any] = DataLoader(
-            CachedWaits((first_ms / 1e3,), batches=batches),
-            BATCH,
-            num_workers=workers,
-            collate_fn=as_array if workers else None,
-            persistent_workers=workers > 0,
-        )
-        return loader, Step((0.02,))
-
-    def computed(seed: int, overhead: Overhead) -> float:
-        real = seconds_per_batch(
-            (0.0,), (0.02,), workers=workers, batches=batches, overhead=overhead
-        )
-        return real / 0.02
-
-    warm_s = batches * (first_ms / 1e3 + 0.03)
-    return Workload(name, about, make, computed=computed, warm_s=warm_s)
-
-
-def _strings(seed: int) -> Made:
-    loader: DataLoader[Any] = DataLoader(
-        Rows((0.002,), batches=ENDLESS), BATCH, num_workers=2, collate_fn=WithTokens(60_000)
-    )
-    return loader, Step((0.02,))
-
-
-def _large_batches(seed: int) -> Made:
-    # 64 images of 224 x 224 as uint8, 9.6 MB, copied into shared memory by the worker.
-    loader: DataLoader[Any] = DataLoader(
-        Rows((0.0,), batches=ENDLESS, batch=64, lengths=(3 * 224 * 224 // 4,)), 64, num_workers=2
-    )
-    return loader, Step((0.05,))
+def _with_tokens(tokens: list[str], samples: list[torch.Tensor]) -> dict[str, Any]:
+    """Collate to rows and strings, which the main process has to unpickle."""
+    return {"row": torch.stack(samples), "tokens": tokens}
 
 
 def _collate_work(samples: list[torch.Tensor]) -> torch.Tensor:
-    Step((0.008,), "work")(None)
+    burn("work", 0.008)
     return torch.stack(samples)
 
 
-def _heavy_collate(seed: int) -> Made:
-    loader: DataLoader[Any] = DataLoader(
-        Rows((0.0,), batches=ENDLESS), BATCH, collate_fn=_collate_work
-    )
-    return loader, Step((0.016,), "work")
-
-
-def _training(seed: int) -> Made:
-    generator = torch.Generator().manual_seed(seed)
+def _training() -> tuple[DataLoader[Any], Callable[[Any], None]]:
+    generator = torch.Generator().manual_seed(0)
     rows = torch.randn(20_000, 784, generator=generator)
     labels = torch.randint(0, 10, (20_000,), generator=generator)
     loader: DataLoader[Any] = DataLoader(TensorDataset(rows, labels), 256, shuffle=True)
@@ -285,7 +214,7 @@ def _on_device(
     name: str,
     about: str,
     *,
-    loads_ms: Times = (1,),
+    loads_ms: Sequence[float] = (1,),
     kernels_ms: Sequence[float] = (30,),
     host_ms: float = 1,
     copy_ms: float = 0,
@@ -293,44 +222,37 @@ def _on_device(
     causes: frozenset[str] = _INPUT,
     cores: int | None = None,
     computable: bool = True,
-    **loop: Any,
+    **options: Any,
 ) -> Workload:
     """A workload on a played device; its truth is computed on a virtual time.
 
     ``copy_ms`` is what a batch's copy takes, ``host_ms`` the host's part of each launch.
     """
-
-    def played(seed: int) -> Loop:
-        return Loop(
-            tuple(_seconds(loads_ms, seed)),
-            tuple(kernel / 1e3 for kernel in kernels_ms),
-            host_s=host_ms / 1e3,
-            nbytes=round(copy_ms * 10e6),
-            side_s=side_ms / 1e3,
-            **loop,
-        )
-
-    def make(seed: int) -> Made:
-        return played(seed).made(RealTime())
-
-    def computed(seed: int, overhead: Overhead) -> float:
-        return played(seed).truth(take_s=overhead.take, make_s=overhead.make)
-
-    like = played(0)
-    step_s = max(like.launches * like.host_s, like.launches * statistics.fmean(like.kernels))
+    loop = Loop(
+        tuple(load / 1e3 for load in loads_ms),
+        tuple(kernel / 1e3 for kernel in kernels_ms),
+        host_s=host_ms / 1e3,
+        nbytes=round(copy_ms * 10e6),
+        side_s=side_ms / 1e3,
+        **options,
+    )
     return Workload(
         name=f"device_{name}",
         about=about,
-        make=make,
+        make=lambda: loop.made(RealTime()),
         causes=causes,
-        computed=computed if computable else None,
+        computed=(lambda cost: loop.truth(take_s=cost.take, make_s=cost.make))
+        if computable
+        else None,
         cores=cores,
-        settle_s=0.2 + max(like.loads) * like.prefetch if like.workers else 0.2,
+        settle_s=0.2 + max(loop.loads) * loop.prefetch if loop.workers else 0.2,
         warm_s=1.0,
-        load_s=statistics.fmean(like.loads),
-        step_s=step_s,
-        device="meta" if copy_ms and not like.ahead else None,
-        loop=played,
+        load_s=statistics.fmean(loop.loads),
+        step_s=max(
+            loop.launches * each for each in (host_ms / 1e3, statistics.fmean(loop.kernels))
+        ),
+        device="meta" if copy_ms and not loop.ahead else None,
+        loop=loop,
     )
 
 
@@ -345,32 +267,21 @@ _SERIAL = [
         "serial_cpu", "CPU work between steps", loads_ms=(10,), steps_ms=(20,), load="work",
         step="work",
     ),
-    _known("serial_long_steps", "steps of 200 ms, a quarter on top", loads_ms=(50,),
-           steps_ms=(200,)),
-    _known("serial_long_steps_free", "steps of 200 ms, 1 % on top", loads_ms=(2,),
-           steps_ms=(200,)),
-    _known("serial_tenfold", "ten times as long as the step", loads_ms=(50,), steps_ms=(5,)),
 ]  # fmt: skip
 
 _BALANCED = [
     _known("balanced_3", "1 worker, 3 % faster than the step", loads_ms=(38.8,), steps_ms=(40,),
            workers=1),
-    _known("balanced_5", "2 workers, 5 % faster", loads_ms=(76,), steps_ms=(40,), workers=2),
     _known("balanced_10", "4 workers of 1 batch each, 10 % faster", loads_ms=(144,),
            steps_ms=(40,), workers=4, prefetch=1),
     _known("slower_5", "1 worker, 5 % slower: neither large nor small", loads_ms=(42,),
            steps_ms=(40,), workers=1),
-    _known("slower_12", "2 workers, 12 % slower", loads_ms=(67.2,), steps_ms=(30,), workers=2),
     _known("slower_15", "4 workers with 4 batches each, 15 % slower", loads_ms=(138,),
            steps_ms=(30,), workers=4, prefetch=4),
-    _known("slower_30", "1 worker with 4 batches, 30 % slower", loads_ms=(39,), steps_ms=(30,),
-           workers=1, prefetch=4),
     _known("workers_tenfold", "2 workers, ten times too slow", loads_ms=(100,), steps_ms=(5,),
            workers=2),
     _known("workers_free", "a worker with almost nothing to do", loads_ms=(1,), steps_ms=(40,),
            workers=1),
-    _known("workers_tensors", "tensors from 2 workers, long steps", loads_ms=(20,),
-           steps_ms=(80,), workers=2, tensors=True),
     _known("sleeping_step", "a step that waits, as for a device", loads_ms=(20,),
            steps_ms=(60,), workers=2, step="wait"),
     _known("sleeping_step_slow", "the same, 30 % slower than the step", loads_ms=(78,),
@@ -384,27 +295,26 @@ _BURSTS = [
            loads_ms=_every(8, 160, 10), steps_ms=(40,), workers=1, prefetch=1),
     _known("burst_rare", "every 40th batch is 15 steps late; 4 ahead",
            loads_ms=_every(40, 600, 10), steps_ms=(40,), workers=2),
-    _known("burst_rare_small", "every 50th batch is 2.5 steps late; 2 ahead",
-           loads_ms=_every(50, 100, 10), steps_ms=(40,), workers=1),
     _known("burst_serial", "every 10th batch waits 60 ms, without workers",
            loads_ms=_every(10, 60, 0), steps_ms=(30,)),
-    _caching("first_epoch_serial", "a slow first epoch of 4 s, then from memory", workers=0,
-             batches=60, first_ms=60),
-    _caching("first_epoch_worker", "the same in a persistent worker", workers=1, batches=60,
-             first_ms=60),
+    _known("first_epoch_serial", "a slow first epoch of 4 s, then from memory", loads_ms=(60,),
+           steps_ms=(20,), batches=60, cached=True),
+    _known("first_epoch_worker", "the same in a persistent worker", loads_ms=(60,),
+           steps_ms=(20,), batches=60, cached=True, workers=1, persistent=True),
 ]  # fmt: skip
 
 _JITTER = [
     _known("jitter_step", "lognormal steps, 2 workers 20 % faster", loads_ms=(48,),
-           steps_ms=_lognormal(30, 0.5, "step"), workers=2, prefetch=4),
+           steps_ms=_lognormal(30, 0.5, "step 0"), workers=2, prefetch=4),
     _known("jitter_step_periodic", "every 10th step is long (checkpointing); the queue refills",
            loads_ms=(36,), steps_ms=_every(10, 150, 10), workers=2),
     _known("jitter_load", "lognormal loads, 2 workers 10 % faster on average",
-           loads_ms=_lognormal(54, 0.5, "load"), steps_ms=(30,), workers=2),
+           loads_ms=_lognormal(54, 0.5, "load 0"), steps_ms=(30,), workers=2),
     _known("jitter_both", "lognormal loads and steps, 2 workers 30 % slower",
-           loads_ms=_lognormal(78, 0.4, "load"), steps_ms=_lognormal(30, 0.3, "step"), workers=2),
+           loads_ms=_lognormal(78, 0.4, "load 0"), steps_ms=_lognormal(30, 0.3, "step 0"),
+           workers=2),
     _known("jitter_serial", "heavy-tailed waits, half a step on average",
-           loads_ms=_lognormal(15, 1.0, "load"), steps_ms=(30,)),
+           loads_ms=_lognormal(15, 1.0, "load 0"), steps_ms=(30,)),
 ]  # fmt: skip
 
 _CORES = [
@@ -429,22 +339,24 @@ _CORES = [
 ]  # fmt: skip
 
 _SHAPES = [
-    Workload("collate_heavy", "8 ms of CPU in the collate function, without workers",
-             _heavy_collate),
-    Workload("collate_strings", "60,000 strings a batch, unpickled by the main process",
-             _strings, _EITHER),
-    Workload("large_batches", "batches of 9.6 MB through shared memory", _large_batches, _EITHER),
-    _known("tiny_serial", "steps of 100 us over a loader that only stacks rows", loads_ms=(0,),
+    _known("collate_heavy", "8 ms of CPU in the collate function, without workers",
+           steps_ms=(16,), step="work", collate=_collate_work, computable=False),
+    _known("collate_strings", "60,000 strings a batch, unpickled by the main process",
+           loads_ms=(2,), steps_ms=(20,), workers=2, causes=_EITHER, computable=False,
+           collate=partial(_with_tokens, [f"token {number}" for number in range(60_000)])),
+    _known("large_batches", "64 rows, 9.6 MB in all, through shared memory", steps_ms=(50,),
+           workers=2, batch_size=64, lengths=(3 * 224 * 224 // 4,), tensors=True, causes=_EITHER,
+           computable=False),
+    _known("tiny_serial", "steps of 100 us over a loader that only stacks rows",
            steps_ms=(0.1,), computable=False),
-    _known("tiny_workers", "steps of 200 us, 2 workers that only stack rows", loads_ms=(0,),
-           steps_ms=(0.2,), workers=2, tensors=True, causes=_EITHER, computable=False),
+    _known("tiny_workers", "steps of 200 us, 2 workers that only stack rows", steps_ms=(0.2,),
+           workers=2, tensors=True, causes=_EITHER, computable=False),
     Workload("training", "a real network on rows in memory", _training),
     _known("iterable_serial", "an iterable dataset without end or length", loads_ms=(10,),
-           steps_ms=(20,), dataset=Stream),
+           steps_ms=(20,), stream=True),
     _known("iterable_workers", "the same from 2 workers, hidden by the step", loads_ms=(30,),
-           steps_ms=(40,), workers=2, dataset=Stream),
-    _known("ready_batches", "batch_size=None", loads_ms=(9,), steps_ms=(30,), batch_size=None,
-           dataset=lambda loads: ReadyBatches(loads, batches=ENDLESS)),
+           steps_ms=(40,), workers=2, stream=True),
+    _known("ready_batches", "batch_size=None", loads_ms=(9,), steps_ms=(30,), batch_size=None),
     _known("short_epochs", "epochs of 10 batches: workers start again and again",
            loads_ms=(10,), steps_ms=(20,), workers=2, batches=10, computable=False),
     _known("short_persistent", "epochs of 20 batches that each wait for their first",
@@ -455,23 +367,19 @@ _SHAPES = [
     _known("writes_free", "a step that writes into its batch, loader hidden", loads_ms=(20,),
            steps_ms=(80,), workers=1, tensors=True, writes=True),
     _known("lengths_serial", "step time in proportion to the batch's length, 20 % on top",
-           loads_ms=(4,), steps_ms=(0,), lengths=_VARIED, per_length_ms=1.0),
+           loads_ms=(4,), lengths=_VARIED, per_length_ms=1.0),
     _known("lengths_free", "step time in proportion to the batch's length, loader hidden",
-           loads_ms=(10,), steps_ms=(0,), workers=2, lengths=_VARIED, per_length_ms=2.0),
+           loads_ms=(10,), workers=2, lengths=_VARIED, per_length_ms=2.0),
     _known("out_of_order", "in_order=False hides a worker's slow batches",
            loads_ms=_every(6, 150, 10), steps_ms=(40,), workers=2, prefetch=3, in_order=False),
     _known("in_order", "the same in order", loads_ms=_every(6, 250, 10), steps_ms=(30,),
            workers=2, prefetch=1),
 ]  # fmt: skip
 
-_TRANSFER = frozenset({"transfer-bound"})
-
 _DEVICE = [
     _on_device("hidden", "load 60 ms, step 100 ms", loads_ms=(60,), kernels_ms=(100,),
                host_ms=15, queue=2),
     _on_device("hidden_short", "load 20 ms, step 30 ms", loads_ms=(20,), host_ms=5, queue=2),
-    _on_device("hidden_long", "load 150 ms, step 300 ms", loads_ms=(150,), kernels_ms=(300,),
-               host_ms=30, queue=2),
     _on_device("below", "load and launch 3 % shorter than the kernel", loads_ms=(92,),
                kernels_ms=(100,), host_ms=5),
     _on_device("at", "load and launch 1 % longer than the kernel", loads_ms=(96,),
@@ -495,7 +403,7 @@ _DEVICE = [
                loads_ms=(30,), kernels_ms=_every(5, 90, 30), host_ms=2, queue=8,
                optimizer_every=5),
     _on_device("jitter", "lognormal loads, 30 % shorter than the step, a queue of 8",
-               loads_ms=_lognormal(21, 0.5, "load"), host_ms=1, queue=8),
+               loads_ms=_lognormal(21, 0.5, "load 0"), host_ms=1, queue=8),
     _on_device("workers", "2 workers 20 % faster than the step", loads_ms=(48,), workers=2),
     _on_device("workers_slower", "2 workers 15 % slower", loads_ms=(69,), workers=2),
     _on_device("workers_double", "1 worker that takes twice as long", loads_ms=(60,), workers=1),

@@ -8,19 +8,17 @@ kernels run on the CPU here.
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from bench.harness import Case, Result, Scale
-from dataloaders.cli.photos import make_photos
-
-__all__ = ["CASES"]
+from bench.dali.photos import folder_of_photos
+from bench.harness import Result, Samples, Scale, case
 
 _SIDE = 96
 _SEEDS = 3
@@ -77,19 +75,9 @@ def transforms() -> dict[str, Callable[[Any], Any]]:
     return found
 
 
-class _Photos(Dataset[Any]):
-    def __init__(self, files: list[Path], make: Callable[[Any], Any]) -> None:
-        self.files = files
-        self.make = make
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, key: int) -> Any:
-        return self.make(Image.open(self.files[key]).convert("RGB"))
-
-
-def run(scale: Scale) -> Result:
+@case("with fast=() none differs on the CPU")
+def calls(scale: Scale, folder: Path) -> Result:
+    """What does each recorded call become, and how far are its pixels from torchvision's?"""
     from backends.dali.decode import WindowDecoder
     from backends.dali.graph import Graph
     from dataloaders.recording.worker import recording_changes
@@ -103,29 +91,21 @@ def run(scale: Scale) -> Result:
     calls = transforms()
     names = scale.pick(full=list(calls), tiny=list(calls)[:3])
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        files = _small(make_photos(Path(folder) / "large", count=count), Path(folder), count)
-        for name in names:
-            dataset = _Photos(files, calls[name])
-            loader = DataLoader(dataset, count)
-            changes = recording_changes(loader)
-            view = DataLoader(changes["dataset"], count, collate_fn=changes["collate_fn"])
-            worst = [(0, 0.0)] * 3
-            places: set[bool] = set()
-            for seed in range(_SEEDS):
-                expected, recorded = (_first(each, seed) for each in (loader, view))
-                places |= _places(recorded)
-                made = [each.apply(recorded) for each in (*hosts, device)]
-                found = [_difference(each, expected) for each in made]
-                worst = [max(pair) for pair in zip(worst, found, strict=True)]
-            rows.append(
-                (
-                    name,
-                    *map(_as_text, worst[:2]),
-                    _PLACES[frozenset(places)],
-                    _as_text(worst[2]),
-                )
-            )
+    files = sorted(folder_of_photos(folder, count, count, 3 * _SIDE).rglob("*.jpg"))
+    for name in names:
+        loader = DataLoader(Samples(partial(_photo, files, calls[name]), count), count)
+        changes = recording_changes(loader)
+        view = DataLoader(changes["dataset"], count, collate_fn=changes["collate_fn"])
+        worst = [(0, 0.0)] * 3
+        places: set[bool] = set()
+        for seed in range(_SEEDS):
+            expected, recorded = (_first(each, seed) for each in (loader, view))
+            places |= _places(recorded)
+            made = [each.apply(recorded) for each in (*hosts, device)]
+            found = [_difference(each, expected) for each in made]
+            worst = [max(pair) for pair in zip(worst, found, strict=True)]
+        host, exact, there = map(_as_text, worst)
+        rows.append((name, host, exact, _PLACES[frozenset(places)], there))
     for each in (*hosts, graph):
         each.close()
     headings = ("call", "CPU", "CPU, fast=()", "with a GPU, made on", "difference there")
@@ -153,14 +133,8 @@ def _places(recorded: Any) -> set[bool]:
     return {on_device for step, on_device in made if step[0] == "open"}
 
 
-def _small(folder: Path, into: Path, count: int) -> list[Path]:
-    files = []
-    for file in sorted(folder.rglob("*.jpg"))[:count]:
-        image = Image.open(file)
-        image.thumbnail((3 * _SIDE, 3 * _SIDE))
-        files.append(into / f"{len(files)}.jpg")
-        image.save(files[-1], quality=90)
-    return files
+def _photo(files: list[Path], call: Callable[[Any], Any], index: int) -> Any:
+    return call(Image.open(files[index]).convert("RGB"))
 
 
 def _first(loader: Any, seed: int) -> Any:
@@ -179,13 +153,3 @@ def _difference(made: torch.Tensor, expected: torch.Tensor) -> tuple[int, float]
 def _as_text(worst: tuple[int, float]) -> str:
     levels, share = worst
     return str(levels) if levels < 2 else f"{levels} ({share:.2%})"
-
-
-CASES = [
-    Case(
-        "calls",
-        "What does each recorded call become, and how far are its pixels from torchvision's?",
-        "with fast=() none differs on the CPU",
-        run,
-    )
-]

@@ -16,13 +16,12 @@ from torchvision.datasets import ImageFolder
 
 from bench.dali.photos import chain, dali_version, folder_of_photos, loader
 from bench.harness import (
-    Case,
     Result,
     Scale,
+    case,
     device_here,
     exhaust,
     finished,
-    in_folder,
     interleave,
 )
 from bench.peers.photos import hand_written
@@ -33,8 +32,9 @@ BAR = 0.95
 HEADINGS = ("what", "photos a second", "wall s an epoch", "CPU s an epoch")
 
 
-@in_folder
-def run(scale: Scale, folder: Path) -> Result:
+@case(f">= {BAR} of the rate of the pipeline written by hand", gpu=True, limit_s=150)
+def dali_gpu(scale: Scale, folder: Path) -> Result:
+    """How near does backend='dali' come to a pipeline written by hand, on a GPU?"""
     if dali_version() is None:
         return Result(HEADINGS, (("not measured: NVIDIA DALI is not installed", None, None, None),))
     from backends.dali import Dali
@@ -98,7 +98,6 @@ def run(scale: Scale, folder: Path) -> Result:
             "so that pixels do not depend on the place in the batch; the gap between the two by "
             "hand is the price of that.",
         ),
-        {"rate": {way: times.wall for way, times in rates.items()}},
     )
 
 
@@ -125,15 +124,3 @@ def training(device: torch.device, *, tiny: bool) -> Callable[[Iterable[Any]], N
         finished(device)
 
     return train
-
-
-CASES = [
-    Case(
-        "dali_gpu",
-        "How near does backend='dali' come to a pipeline written by hand, on a GPU?",
-        f">= {BAR} of the rate of the pipeline written by hand",
-        run,
-        gpu=True,
-        limit_s=150,
-    ),
-]

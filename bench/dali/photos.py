@@ -18,15 +18,12 @@ from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 
 from bench.harness import (
-    Case,
     Result,
     Rows,
     Scale,
-    cpu_of,
+    case,
     exhaust,
-    in_folder,
     interleave,
-    on_one_thread,
     timing_headings,
     timing_rows,
     version_of,
@@ -48,14 +45,18 @@ _DIFFERENT = 100
 _SEED = 7
 
 
-@on_one_thread
-@in_folder
-def run(scale: Scale, folder: Path) -> Result:
+@case(
+    f"ImageFolder and a dataset of one's own: torch with 2 workers takes >= {BAR} times the "
+    f"CPU, >= {BAR_EXACT} with fast=(); DALI by hand >= {BAR_BY_HAND}; batches safe to keep",
+    one_thread=True,
+)
+def dali(scale: Scale, folder: Path) -> Result:
+    """What does a photo cost from its file to a batch, beside torch and DALI by hand?"""
     count, side = scale.pick(full=1000, tiny=8), scale.pick(full=224, tiny=16)
     photos = folder_of_photos(folder, count, scale.pick(full=_DIFFERENT, tiny=4))
     batch = scale.pick(full=64, tiny=4)
     rows: Rows = ()
-    met, data = True, {}
+    met = True
     guide = guides_chain(max(8, side * 160 // 224))
     for name, kind, transform in (
         (FOLDER, ImageFolder, chain(side)),
@@ -69,7 +70,6 @@ def run(scale: Scale, folder: Path) -> Result:
         compare(dataset, batch)
         timings = interleave(ways, exhaust, rounds=scale.pick(full=7, tiny=1), children=True)
         rows += timing_rows(timings, 1000 / count, OURS, f"{name}, ")
-        data[name] = cpu_of(timings)
         if name != GUIDE and BASE in timings:
             met &= timings[BASE].ratio(timings[OURS]).median >= BAR
             met &= timings[BASE].ratio(timings[EXACT]).median >= BAR_EXACT
@@ -90,7 +90,6 @@ def run(scale: Scale, folder: Path) -> Result:
             "crop_mirror_normalize, DALIGenericIterator; each batch is copied, to be safe to keep.",
             f"nvidia-dali {dali_version()}.",
         ),
-        data,
     )
 
 
@@ -124,13 +123,16 @@ def guides_chain(side: int) -> Any:
     )
 
 
-def folder_of_photos(folder: Path, count: int, different: int) -> Path:
-    """Write ``count`` files in class folders, of ``different`` photographs in turn."""
+def folder_of_photos(folder: Path, count: int, different: int, side: int = _LONGER_SIDE) -> Path:
+    """Write ``count`` files in class folders, of ``different`` photographs in turn.
+
+    ``side``: pixels of the longer side.
+    """
     first = []
     for file in sorted(make_photos(folder / "large", count=different).rglob("*.jpg")):
         small = folder / f"{len(first)}.jpg"
         image = Image.open(file)
-        image.thumbnail((_LONGER_SIDE, _LONGER_SIDE))
+        image.thumbnail((side, side))
         image.save(small, quality=_QUALITY)
         first.append(small)
     for number in range(count):
@@ -195,14 +197,3 @@ def _parts(batch: Any) -> tuple[Any, Any]:
 
 def dali_version() -> str | None:
     return version_of("nvidia-dali-cuda130", "nvidia-dali-cuda120")
-
-
-CASES = [
-    Case(
-        "dali",
-        "What does a photo cost from its file to a batch, beside torch and DALI by hand?",
-        f"ImageFolder and a dataset of one's own: torch with 2 workers takes >= {BAR} times the "
-        f"CPU, >= {BAR_EXACT} with fast=(); DALI by hand >= {BAR_BY_HAND}; batches safe to keep",
-        run,
-    ),
-]

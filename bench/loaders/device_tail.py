@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torchvision.transforms as v1
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from bench.harness import (
-    Case,
     Result,
+    Samples,
     Scale,
+    case,
     device_here,
     finished,
     interleave,
@@ -23,27 +25,22 @@ from dataloaders.recording.tail import Trailing
 from dataloaders.replaying.tail import device_tail
 
 
-class Decoded(Dataset[Any]):
-    """Decoded images in memory: only what comes after decoding is measured."""
-
-    def __init__(self, count: int, side: int) -> None:
-        pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
-        self.images = [Image.fromarray(image) for image in pixels]
-        normalize = v1.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-        self.transform = v1.Compose([v1.ToTensor(), normalize])
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.transform(self.images[index]), index
+def decoded(count: int, side: int) -> Samples:
+    """Return decoded images in memory: only what comes after decoding is measured."""
+    pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
+    images = [Image.fromarray(image) for image in pixels]
+    normalize = v1.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    transform = v1.Compose([v1.ToTensor(), normalize])
+    return Samples(lambda index: (transform(images[index]), index), count)
 
 
-def run(scale: Scale) -> Result:
+@case("seconds a batch <= 0.5 x those of the float32 copy", gpu=True, limit_s=60)
+def device_tail_gpu(scale: Scale, folder: Path) -> Result:
+    """Is a uint8 copy and the tail on the device faster than the copy of floats?"""
     count, side = scale.pick(full=256, tiny=4), scale.pick(full=224, tiny=8)
     device, repeats = device_here(), scale.pick(full=20, tiny=1)
     pins = device.type == "cuda"
-    loader: DataLoader[Any] = DataLoader(Decoded(count, side), batch_size=count, pin_memory=pins)
+    loader: DataLoader[Any] = DataLoader(decoded(count, side), batch_size=count, pin_memory=pins)
     ways: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], Any]]] = {
         "float32 copied": (next(iter(loader))[0], lambda batch: batch)
     }
@@ -80,15 +77,3 @@ def run(scale: Scale) -> Result:
         ratio.median <= 0.5,
         (f"Batches of {count}x3x{side}x{side} from pinned memory.", f"Ratio: {ratio}."),
     )
-
-
-CASES = [
-    Case(
-        "device_tail_gpu",
-        "Is a uint8 copy and the tail on the device faster than the copy of floats?",
-        "seconds a batch <= 0.5 x those of the float32 copy",
-        run,
-        gpu=True,
-        limit_s=60,
-    ),
-]

@@ -13,17 +13,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.utils.data
 
+from bench.check.verdicts_gpu import Kernels
 from bench.harness import (
-    Case,
     Result,
+    Samples,
     Scale,
-    Timings,
-    device_here,
+    case,
     exhaust,
     finished,
     interleave,
@@ -35,84 +36,64 @@ _BAR = 1.03
 _BATCHES, _ROUNDS = 32, 3  # a loan of a GPU is short
 
 
-class Images(torch.utils.data.Dataset[Any]):
-    """Finished batches of images and targets, each made after a wait."""
+def images(batches: int, shape: tuple[int, ...], waits: tuple[float, ...]) -> Samples:
+    """Return finished batches of images and targets, each made after a wait."""
+    image, target = torch.rand(shape), torch.arange(shape[0])
 
-    def __init__(self, batches: int, shape: tuple[int, ...], waits: tuple[float, ...]) -> None:
-        self.batches = batches
-        self.image, self.target = torch.rand(shape), torch.arange(shape[0])
-        self.waits = waits
+    def batch(index: int) -> Any:
+        time.sleep(waits[index % len(waits)])
+        return image, target
 
-    def __len__(self) -> int:
-        return self.batches
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(self.waits[index % len(self.waits)])
-        return self.image, self.target
+    return Samples(batch, batches)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """How batches are made, and how long the device works on one."""
+    """A loader's arguments, and how long the device works on a batch."""
 
     name: str
-    dataset: Any
+    given: dict[str, Any]
     step_ms: float
-    batches: int
-    workers: int = 0
-    images: bool = True
-
-    def loader(self, kind: type[Any], **options: Any) -> Any:
-        if self.images:
-            options.update(batch_size=None, num_workers=self.workers)
-            options["persistent_workers"] = self.workers > 0
-        else:
-            options.update(batch_size=256, shuffle=True)
-        return kind(self.dataset, **options)
 
 
 def workloads(scale: Scale) -> list[Workload]:
-    batches, length = scale.pick(_BATCHES, 4), scale.pick(128_000, 512)
+    length = scale.pick(128_000, 512)
     large = scale.pick((256, 3, 224, 224), (2, 3, 8, 8))
     usual = scale.pick((64, 3, 224, 224), (2, 3, 8, 8))
     jitter = (0.001, 0.002, 0.001, 0.040, 0.001, 0.030, 0.002, 0.001)
     rows = torch.utils.data.TensorDataset(torch.rand(length, 64), torch.arange(length))
     many, few = scale.pick((8, 4), (0, 0))
+
+    def made(shape: tuple[int, ...], waits: tuple[float, ...], workers: int) -> dict[str, Any]:
+        dataset = images(scale.pick(_BATCHES, 4), shape, waits)
+        options = {"num_workers": workers, "persistent_workers": workers > 0}
+        return {"dataset": dataset, "batch_size": None, **options}
+
     return [
-        Workload("transfer-heavy, 154 MB", Images(batches, large, (0.0,)), 5.0, batches, many),
-        Workload("tiny steps", rows, 0.1, length // 256, images=False),
-        Workload("jittery loader", Images(batches, usual, jitter), 10.0, batches, few),
-        Workload("long steps", Images(batches, usual, (0.0,)), 40.0, batches, few),
+        Workload("transfer-heavy, 154 MB", made(large, (0.0,), many), 5.0),
+        Workload("tiny steps", {"dataset": rows, "batch_size": 256, "shuffle": True}, 0.1),
+        Workload("jittery loader", made(usual, jitter, few), 10.0),
+        Workload("long steps", made(usual, (0.0,), few), 40.0),
     ]
 
 
-class Step:
-    """Work that keeps the device busy for about ``seconds``, after it has read its batch."""
+def step_of(kernels: Kernels, seconds: float) -> Callable[[Any], None]:
+    """Return a step that queues so many seconds of work, after it has read its batch."""
+    total = torch.zeros((), device=kernels.device)
 
-    def __init__(self, device: torch.device, seconds: float) -> None:
-        self.total = torch.zeros((), device=device)
-        self.cycles = 0
-        if device.type == "cuda":
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            torch.cuda._sleep(100_000_000)
-            end.record()
-            torch.cuda.synchronize()
-            self.cycles = int(100_000_000 * seconds * 1e3 / begin.elapsed_time(end))
+    def step(batch: Any) -> None:
+        total.add_(batch[0][:, 0].flatten()[:64].sum())
+        if kernels.cuda:
+            kernels.launch(seconds)
 
-    def __call__(self, batch: Any) -> None:
-        """Queue the work; return before the device is done."""
-        self.total += batch[0][:, 0].flatten()[:64].sum()
-        if self.cycles:
-            torch.cuda._sleep(self.cycles)
+    return step
 
 
-def ways_of(work: Workload, device: torch.device) -> dict[str, Callable[[], object]]:
-    step = Step(device, work.step_ms / 1e3)
-    cuda = device.type == "cuda"
-    theirs = work.loader(torch.utils.data.DataLoader, pin_memory=cuda)
-    ours = work.loader(DataLoader, backend="prefetch", device=device)
-    host = work.loader(torch.utils.data.DataLoader)
+def ways_of(work: Workload, kernels: Kernels) -> dict[str, Callable[[], object]]:
+    step, device, cuda = step_of(kernels, work.step_ms / 1e3), kernels.device, kernels.cuda
+    theirs = torch.utils.data.DataLoader(**work.given, pin_memory=cuda)
+    ours = DataLoader(**work.given, backend="prefetch", device=device)
+    host = torch.utils.data.DataLoader(**work.given)
     batch = next(iter(host))
     resident = [leaf.to(device) for leaf in batch]
     pinned = [leaf.pin_memory() if cuda else leaf for leaf in batch]
@@ -123,7 +104,7 @@ def ways_of(work: Workload, device: torch.device) -> dict[str, Callable[[], obje
         finished(device)
 
     def copies() -> None:
-        for _ in range(work.batches):
+        for _ in range(len(host)):
             for leaf in pinned:
                 leaf.to(device, non_blocking=True)
         finished(device)
@@ -131,7 +112,7 @@ def ways_of(work: Workload, device: torch.device) -> dict[str, Callable[[], obje
     ways: dict[str, Callable[[], object]] = {
         "plain": lambda: train(prefetchers.plain(theirs, device)),
         "prefetch": lambda: train(ours),
-        "step alone": lambda: train(resident for _ in range(work.batches)),
+        "step alone": lambda: train(resident for _ in range(len(host))),
         "loader alone": lambda: exhaust(host),
         "copy alone": copies,
     }
@@ -140,12 +121,18 @@ def ways_of(work: Workload, device: torch.device) -> dict[str, Callable[[], obje
     return ways
 
 
-def run(scale: Scale) -> Result:
-    device = device_here()
+@case(
+    f"<= {_BAR} x the slowest of step, loader and copy alone; never slower than the best other",
+    gpu=True,
+    limit_s=140,
+)
+def prefetch(scale: Scale, folder: Path) -> Result:
+    """Does a step ever wait for a copy that could have been hidden?"""
+    kernels = Kernels()
     rows: list[tuple[Any, ...]] = []
-    met, data = True, {}
+    met = True
     for work in workloads(scale):
-        timings = interleave(ways_of(work, device), rounds=scale.pick(_ROUNDS, 1))
+        timings = interleave(ways_of(work, kernels), rounds=scale.pick(_ROUNDS, 1))
         alone = {name: timings[name].median() for name in timings if name.endswith("alone")}
         slowest = max(alone, key=alone.__getitem__)
         floor, ours = alone[slowest], timings["prefetch"]
@@ -153,32 +140,16 @@ def run(scale: Scale) -> Result:
         best = min(others, key=lambda name: timings[name].median())
         against = ours.ratio(timings[best], "wall")
         met = met and ours.median() <= _BAR * floor and against.median <= 1.0
-        rows += [row(work, name, timings[name], floor) for name in (*others, "prefetch")]
-        rows.append((work.name, f"(of {slowest})", 1e3 * floor / work.batches, 1.0, None))
+        per_step = 1e3 / len(torch.utils.data.DataLoader(**work.given))
+        for name in (*others, "prefetch"):
+            median, walls = timings[name].median(), timings[name].wall
+            spread = f"{min(walls) * per_step:.3f} to {max(walls) * per_step:.3f}"
+            rows.append((work.name, name, median * per_step, median / floor, spread))
+        rows.append((work.name, f"(of {slowest})", floor * per_step, 1.0, None))
         rows.append((work.name, f"prefetch / {best}", None, None, str(against)))
-        data[work.name] = {name: vars(times) for name, times in timings.items()}
     return Result(
         ("workload", "way", "ms a step", "x slowest part alone", "spread or ratio"),
         tuple(rows),
         met,
-        (f"device: {device}", "medians of interleaved rounds of one epoch each"),
-        data,
+        (f"device: {kernels.device}", "medians of interleaved rounds of one epoch each"),
     )
-
-
-def row(work: Workload, name: str, timings: Timings, floor: float) -> tuple[Any, ...]:
-    per_step = 1e3 / work.batches
-    spread = f"{min(timings.wall) * per_step:.3f} to {max(timings.wall) * per_step:.3f}"
-    return (work.name, name, timings.median() * per_step, timings.median() / floor, spread)
-
-
-CASES = [
-    Case(
-        "prefetch",
-        "Does a step ever wait for a copy that could have been hidden?",
-        f"<= {_BAR} x the slowest of step, loader and copy alone; never slower than the best other",
-        run,
-        gpu=True,
-        limit_s=140,
-    )
-]

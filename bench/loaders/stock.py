@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.utils.data
 from torch.utils.data import (
-    Dataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -18,14 +18,13 @@ from torch.utils.data import (
 )
 
 from bench.harness import (
-    Case,
     Result,
     Rows,
+    Samples,
     Scale,
-    cpu_of,
+    case,
     exhaust,
     interleave,
-    on_one_thread,
     timing_headings,
     timing_rows,
 )
@@ -34,8 +33,9 @@ from dataloaders import DataLoader
 BAR_GATHER, BAR_OVERHEAD = 2.5, 1.03
 
 
-@on_one_thread
-def gather(scale: Scale) -> Result:
+@case(f"CPU ratio to the bare loop <= {BAR_GATHER} with any sampler", one_thread=True)
+def stock_gather(scale: Scale, folder: Path) -> Result:
+    """What does a shuffled epoch over tensors in memory cost beside a loop that only gathers?"""
     length, batch = scale.pick(full=60_000, tiny=600), 256
     images, labels = torch.randn(length, 784), torch.randint(10, (length,))
     dataset, every = TensorDataset(images, labels), list(range(length))
@@ -62,7 +62,7 @@ def gather(scale: Scale) -> Result:
         del found  # held until here, as a training loop holds a batch while the next one is made
 
     rows: list[tuple[Any, ...]] = []
-    data, met = {}, True
+    met = True
     for name, (sampler, draw) in samplers.items():
         source: Any = Subset(dataset, every) if sampler is None else dataset
         options: Any = {"shuffle": True} if sampler is None else {"sampler": sampler}
@@ -81,7 +81,6 @@ def gather(scale: Scale) -> Result:
         seconds = (times.median("cpu") * 1e6 / length for times in timings.values())
         saved = timings["torch"].ratio(timings["stock"])
         rows.append((name, *seconds, str(ratio), str(saved)))
-        data[name] = cpu_of(timings)
     return Result(
         (
             "order",
@@ -99,30 +98,18 @@ def gather(scale: Scale) -> Result:
             "The bare loop draws its order in one call (randperm, arange, multinomial) and gathers "
             "by two index_select a batch.",
         ),
-        data,
     )
 
 
-class TinySamples(Dataset[int]):
-    """Samples that cost nothing, so that only the loader's cost shows."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-def overhead(scale: Scale) -> Result:
+@case(f"median CPU ratio to torch <= {BAR_OVERHEAD}, with 0 and with 2 workers")
+def stock_overhead(scale: Scale, folder: Path) -> Result:
+    """Does DataLoader with the stock backend cost more than torch's own?"""
     batches = scale.pick(full=4000, tiny=4)
     rows: Rows = ()
-    data, met = {}, True
+    met = True
     for workers, rounds in ((0, 15), (2, 9)):
         options: dict[str, Any] = {"batch_size": 1, "num_workers": workers}
-        dataset = TinySamples(batches)
+        dataset = Samples(int, batches)  # they cost nothing, so that only the loader's cost shows
         timings = interleave(
             {
                 "torch": torch.utils.data.DataLoader(dataset, **options),
@@ -134,27 +121,9 @@ def overhead(scale: Scale) -> Result:
         )
         met = met and timings["stock"].ratio(timings["torch"]).median <= BAR_OVERHEAD
         rows += timing_rows(timings, 1e6 / batches, "torch", f"{workers} workers, ")
-        data[f"{workers} workers"] = cpu_of(timings)
     return Result(
         timing_headings("torch", "a million batches"),
         rows,
         met,
         ("A batch is one Python int; iter() and, with workers, their start and end count.",),
-        data,
     )
-
-
-CASES = [
-    Case(
-        "stock_gather",
-        "What does a shuffled epoch over tensors in memory cost beside a loop that only gathers?",
-        f"CPU ratio to the bare loop <= {BAR_GATHER} with any sampler",
-        gather,
-    ),
-    Case(
-        "stock_overhead",
-        "Does DataLoader with the stock backend cost more than torch's own?",
-        f"median CPU ratio to torch <= {BAR_OVERHEAD}, with 0 and with 2 workers",
-        overhead,
-    ),
-]

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import io
 import statistics
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from bench.harness import Case, Result, Scale, show
-from dataloaders.seeding.states import random_states_kept
+from bench.check.known_work import burn
+from bench.check.truth import seconds_per_batch
+from bench.harness import Result, Samples, Scale, case
 from dataloaders.tuning import Settings, tune
 from dataloaders.tuning.trial import driven, observe
 from dataloaders.tuning.variant import Variants
@@ -31,134 +31,98 @@ TRIAL_S = 1.5
 HANG_S = 120.0
 
 Step = Callable[[Any], object]
+Workload = tuple[Callable[[], Dataset[Any]], int, Step | None]
+"""A dataset, the size of its batches, and what is done with each."""
 
 
-@dataclass(frozen=True)
-class Workload:
-    name: str
-    make: Callable[[], Dataset[Any]]
-    batch_size: int
-    step: Step | None = None
-
-
-class Jpegs(Dataset[torch.Tensor]):
+def jpegs() -> Dataset[Any]:
     """Decoding and resizing: CPU work, its amount differing from image to image."""
+    from PIL import Image
 
-    def __init__(self) -> None:
-        from PIL import Image
+    generator = np.random.default_rng(0)
+    files = []
+    for _ in range(32):
+        width, height = (int(side) for side in generator.integers(200, 640, 2))
+        pixels = generator.normal(128, 40, (height // 8 + 1, width // 8 + 1, 3))
+        image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).resize((width, height))
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=90)
+        files.append(file.getvalue())
 
-        generator = np.random.default_rng(0)
-        self.files = []
-        for _ in range(32):
-            width, height = (int(side) for side in generator.integers(200, 640, 2))
-            pixels = generator.normal(128, 40, (height // 8 + 1, width // 8 + 1, 3))
-            image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).resize((width, height))
-            file = io.BytesIO()
-            image.save(file, "JPEG", quality=90)
-            self.files.append(file.getvalue())
+    def decoded(index: int) -> torch.Tensor:
+        image = Image.open(io.BytesIO(files[index % len(files)])).convert("RGB")
+        return torch.from_numpy(np.array(image.resize((128, 128)))).permute(2, 0, 1)
 
-    def __len__(self) -> int:
-        return 100_000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        from PIL import Image
-
-        image = Image.open(io.BytesIO(self.files[index % len(self.files)])).convert("RGB")
-        pixels = np.asarray(image.resize((128, 128)))
-        return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    return Samples(decoded, 100_000)
 
 
-class Waits(Dataset[torch.Tensor]):
+def waited(index: int) -> torch.Tensor:
     """Waiting only, as for a far disk."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __len__(self) -> int:
-        return 100_000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.seconds)
-        return torch.zeros(16)
+    time.sleep(0.003)
+    return torch.zeros(16)
 
 
-class Tiny(Dataset[torch.Tensor]):
-    """Next to no work a sample."""
-
-    def __len__(self) -> int:
-        return 1_000_000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([float(index), 1.0])
-
-
-class Large(Dataset[torch.Tensor]):
-    """Samples whose cost is writing and copying memory: 19 MB a batch of 32."""
-
-    def __len__(self) -> int:
-        return 100_000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((3, 224, 224), float(index))
-
-
-class Uneven(Dataset[torch.Tensor]):
+def uneven(index: int) -> torch.Tensor:
     """Half waiting, half CPU work, a few samples ten times as long as the others."""
+    seconds = 0.02 if (index * 7919) % 10 == 0 else 0.002
+    time.sleep(seconds / 2)
+    burn("work", seconds / 2)
+    return torch.zeros(16)
 
-    def __len__(self) -> int:
-        return 100_000
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        seconds = 0.02 if (index * 7919) % 10 == 0 else 0.002
-        time.sleep(seconds / 2)
-        end = time.thread_time() + seconds / 2
-        while time.thread_time() < end:
-            pass
-        return torch.zeros(16)
+def tiny(index: int) -> torch.Tensor:
+    return torch.tensor([float(index), 1.0])
+
+
+def large(index: int) -> torch.Tensor:
+    """The cost is writing and copying memory: 19 MB a batch of 32."""
+    return torch.full((3, 224, 224), float(index))
 
 
 def step_of_40_ms(batch: Any) -> None:
     time.sleep(0.04)
 
 
-WORKLOADS = (
-    Workload("JPEG decoding", Jpegs, 32),
-    Workload("waiting", lambda: Waits(0.003), 16),
-    Workload("tensors in memory", lambda: TensorDataset(torch.zeros(60_000, 784)), 256),
-    Workload("tiny samples", Tiny, 64),
-    Workload("large batches", Large, 32),
-    Workload("uneven batches", Uneven, 4),
-    Workload("waiting, with a step", lambda: Waits(0.003), 32, step_of_40_ms),
-    Workload("JPEG decoding, with a step", Jpegs, 16, step_of_40_ms),
-)
-
-TINY_WORKLOADS = (WORKLOADS[1], WORKLOADS[4])
+WORKLOADS: dict[str, Workload] = {
+    "JPEG decoding": (jpegs, 32, None),
+    "waiting": (lambda: Samples(waited, 100_000), 16, None),
+    "tensors in memory": (lambda: TensorDataset(torch.zeros(60_000, 784)), 256, None),
+    "tiny samples": (lambda: Samples(tiny, 1_000_000), 64, None),
+    "large batches": (lambda: Samples(large, 100_000), 32, None),
+    "uneven batches": (lambda: Samples(uneven, 100_000), 4, None),
+    "waiting, with a step": (lambda: Samples(waited, 100_000), 32, step_of_40_ms),
+    "JPEG decoding, with a step": (jpegs, 16, step_of_40_ms),
+}
 
 
-def run(scale: Scale, only: Sequence[str] = ()) -> Result:
-    """Workloads whose names start with one of ``only``; all of them without it."""
-    workloads = scale.pick(full=WORKLOADS, tiny=TINY_WORKLOADS)
-    if only:
-        workloads = tuple(one for one in WORKLOADS if one.name.startswith(tuple(only)))
+@case("tuned / best >= 0.95 on every workload, in <= 20 % of the sweep's time")
+def tuning(scale: Scale, folder: Path) -> Result:
+    """Does tune() find what an exhaustive sweep finds, in a fraction of its time?"""
     counts = scale.pick(full=(1, 2, 3, 4, 6, 8), tiny=(1,))
     prefetches = scale.pick(full=(1, 2, 4, 8), tiny=(2,))
     rows, met = [], True
     tuning_s = sweep_s = 0.0
-    for workload in workloads:
-        loader = DataLoader(workload.make(), workload.batch_size, shuffle=True)
+    for name in scale.named(WORKLOADS, ("waiting", "large batches")):
+        make, batch_size, step = WORKLOADS[name]
+        loader = DataLoader(make(), batch_size, shuffle=True)
         found = tune(
             loader,
-            workload.step,
+            step,
             max_workers=max(counts),
             remember=False,
             budget_s=scale.pick(full=30.0, tiny=1.0),
         )
-        rates, seconds = _sweep(loader, workload.step, counts, prefetches, scale)
+        began = time.perf_counter()
+        swept = [Settings(0, None, False)]
+        swept += [Settings(count, depth, False) for count in counts for depth in prefetches]
+        rates = {one: _rate(loader, step, one, scale) for one in swept}
+        seconds = time.perf_counter() - began
         best = max(rates, key=lambda settings: rates[settings])
-        share, spread = _against(loader, workload.step, found.choice, best, scale)
+        shares = _against(loader, step, found.choice, best, scale)
+        share = statistics.median(shares)
         rows.append(
-            (workload.name, _short(found.choice), _short(best), rates[best],
-             f"{share:.3f} ({spread[0]:.3f} to {spread[1]:.3f})", len(found.trials),
+            (name, _short(found.choice), _short(best), rates[best],
+             f"{share:.3f} ({min(shares):.3f} to {max(shares):.3f})", len(found.trials),
              found.seconds, seconds, found.seconds / seconds)
         )  # fmt: skip
         met = met and share >= BAR_RATE
@@ -179,85 +143,33 @@ def run(scale: Scale, only: Sequence[str] = ()) -> Result:
     )  # fmt: skip
 
 
-def _sweep(
-    loader: DataLoader[Any],
-    step: Step | None,
-    counts: tuple[int, ...],
-    prefetches: tuple[int, ...],
-    scale: Scale,
-) -> tuple[dict[Settings, float], float]:
-    began = time.perf_counter()
-    settings = [Settings(0, None, False)]
-    settings += [Settings(count, depth, False) for count in counts for depth in prefetches]
-    rates = {one: _rate(loader, step, one, scale) for one in settings}
-    return rates, time.perf_counter() - began
-
-
 def _against(
     loader: DataLoader[Any], step: Step | None, tuned: Settings, best: Settings, scale: Scale
-) -> tuple[float, tuple[float, float]]:
-    if tuned == best:
-        return 1.0, (1.0, 1.0)
-    ratios = []
-    for turn in range(scale.pick(full=6, tiny=1)):
-        order = (tuned, best) if turn % 2 == 0 else (best, tuned)
-        rates = {one: _steady_rate(loader, step, one, scale) for one in order}
-        ratios.append(rates[tuned] / rates[best])
-    return statistics.median(ratios), (min(ratios), max(ratios))
+) -> list[float]:
+    """Return the rate of ``tuned`` / that of ``best``, in turns.
 
-
-def _steady_rate(
-    loader: DataLoader[Any], step: Step | None, settings: Settings, scale: Scale
-) -> float:
-    """Samples per second, once twice as many batches as can be in flight have gone by.
-
-    A trial is too short for this where many are: it counts batches that were half made when it
-    began, with 8 x 4 a fifth of those that it takes.
+    A trial is too short for this where many batches are in flight: it counts those that were half
+    made when it began, with 8 x 4 a fifth of those that it takes.
     """
-    with random_states_kept():
-        batches = iter(Variants(loader).make(settings, HANG_S))
-        flight = settings.num_workers * (settings.prefetch_factor or 0)
-
-        def take() -> int:
-            batch = next(batches)
-            if step is not None:
-                step(batch)
-            return len(batch[0] if isinstance(batch, list) else batch)
-
-        for _ in range(scale.pick(full=2 * flight + 2, tiny=1)):
-            take()
-        seconds, began, taken = scale.pick(full=3.0, tiny=0.1), time.perf_counter(), 0
-        while (passed := time.perf_counter() - began) < seconds:
-            taken += take()
-        return taken / passed
+    if tuned == best:
+        return [1.0]
+    ratios, took = [], {}
+    for turn in range(scale.pick(full=6, tiny=1)):
+        for settings in (tuned, best) if turn % 2 == 0 else (best, tuned):
+            variant = Variants(loader).make(settings, HANG_S)
+            seconds = scale.pick(full=3.0, tiny=0.1)
+            took[settings] = seconds_per_batch(variant, step or len, seconds)
+        ratios.append(took[best] / took[tuned])
+    return ratios
 
 
 def _rate(loader: DataLoader[Any], step: Step | None, settings: Settings, scale: Scale) -> float:
-    with random_states_kept():
-        steps = observe(
-            Variants(loader).make(settings, HANG_S),
-            stepping=step is not None,
-            seconds=scale.pick(full=TRIAL_S, tiny=0.1),
-        )
-        seen = driven(steps, step or print)
+    seconds = scale.pick(full=TRIAL_S, tiny=0.1)
+    variant = Variants(loader).make(settings, HANG_S)
+    seen = driven(observe(variant, stepping=step is not None, seconds=seconds), step or print)
     return seen.samples_per_second.estimate
 
 
 def _short(settings: Settings) -> str:
     depth = settings.prefetch_factor
     return str(settings.num_workers) if depth is None else f"{settings.num_workers} x {depth}"
-
-
-CASES = [
-    Case(
-        "tuning",
-        "Does tune() find what an exhaustive sweep finds, in a fraction of its time?",
-        "tuned / best >= 0.95 on every workload, in <= 20 % of the sweep's time",
-        run,
-    )
-]
-
-
-if __name__ == "__main__":
-    # python -m bench.loaders.tuning [WORKLOAD ...]: some of the workloads.
-    show(CASES[0], run(Scale(tiny=False), sys.argv[1:]))

@@ -8,7 +8,6 @@ Each gives the same: crops of one size, mirrored or not, every image once, in a 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
+
+from bench.harness import Samples
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -32,7 +33,8 @@ class Job:
 
     Attributes:
         folder: for files; two jobs may share it.
-        images: uint8 [n, 3, height, width]; the label of an image is its number.
+        images: uint8 [n, 3, height, width], their first channel the row of each pixel, the second
+            its column; the label of an image is its number.
         side: pixels of a crop.
         batch: images in a batch; the last batch may be smaller.
         floats: float32, scaled to 0..1 and normalised with `MEAN` and `STD`; else uint8.
@@ -102,51 +104,10 @@ class OverH5py(Dataset[Any]):
         return self.transform(torch.from_numpy(self.images[index])), int(self.labels[index])
 
 
-class OverMemmap(Dataset[Any]):
-    """np.memmap; only the crop is copied."""
-
-    def __init__(self, job: Job) -> None:
-        self.images, self.transform = job.mapped, job.transform()
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(torch.from_numpy(self.images[index])), index
-
-
-class OverLmdb(Dataset[Any]):
-    """LMDB: one key an image, raw bytes, viewed in the map; only the crop is copied."""
-
-    def __init__(self, job: Job) -> None:
-        import lmdb
-
-        self.path, self.shape, self.length = job.folder / "lmdb", job.images.shape[1:], len(job)
-        self.transform, self.reading = job.transform(), None
-        if not self.path.exists():
-            size = 2 * job.images.nbytes + (1 << 24)
-            with (
-                lmdb.open(str(self.path), map_size=size) as file,
-                file.begin(write=True) as writing,
-            ):
-                for number, image in enumerate(job.images):
-                    writing.put(b"%08d" % number, image.tobytes())
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        if self.reading is None:
-            import lmdb
-
-            file = lmdb.open(
-                str(self.path), readonly=True, lock=False, readahead=False, meminit=False
-            )
-            self.reading = file.begin(buffers=True)
-        image = np.frombuffer(self.reading.get(b"%08d" % index), np.uint8).reshape(self.shape)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of read-only memory
-            return self.transform(torch.from_numpy(image)), index
+def over_memmap(job: Job) -> Dataset[Any]:
+    """Return the dataset over np.memmap; only the crop is copied."""
+    images, transform = job.mapped, job.transform()
+    return Samples(lambda index: (transform(torch.from_numpy(images[index])), index), len(images))
 
 
 def under_torch(dataset: Callable[[Job], Dataset[Any]], job: Job, workers: int) -> Batches:
@@ -213,10 +174,10 @@ PEERS: dict[str, Callable[[Job], Batches]] = {
         f"torch over {name}, {workers or 'no'} workers": partial(
             under_torch, dataset, workers=workers
         )
-        for name, dataset in (("h5py", OverH5py), ("np.memmap", OverMemmap), ("LMDB", OverLmdb))
+        for name, dataset in (("h5py", OverH5py), ("np.memmap", over_memmap))
         for workers in (2, 0)
     },
     "DALI, fresh memory": over_dali,
 }
 """By name, what opens each way for a job; ImportError where its package is missing."""
-PACKAGES = ("h5py", "numpy", "lmdb", "nvidia-dali-cuda130", "nvidia-dali-cuda120")
+PACKAGES = ("h5py", "numpy", "nvidia-dali-cuda130", "nvidia-dali-cuda120")

@@ -21,15 +21,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Case, Cell, Result, Scale
+from bench.harness import Cell, Result, Scale, case
 from bench.scripts.loop_shapes import SHAPES
 
+BAR = "no wrong verdict, no failure, at most one in ten inconclusive, no finding in ours"
 _INPUT_FROM, _STEP_UP_TO = 1.05, 1.08  # the check's margins
 _PAIRS = 3
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -98,78 +100,52 @@ class Script:
         return float(found[1]) if found else math.nan
 
 
-@dataclass(frozen=True)
-class Examined:
-    """What the check said of a script, and the truth."""
+def examined(script: Script, budget_s: float) -> tuple[tuple[Cell, ...], Counter[str]]:
+    """Check ``script``, then find its truth; return its row, and 1 for each mark that it gets.
 
-    script: Script
-    report: dict[str, Any] | None  # None: nothing was measured
-    status: int  # of the check
-    seconds: float  # that it took
-    truths: tuple[float, ...]  # steps a second with free input / as it is, by pair; NaN: not known
-
-    @property
-    def verdict(self) -> str:
-        return "none" if self.report is None else str(self.report["verdict"])
-
-    @property
-    def findings(self) -> list[str]:
-        return [] if self.report is None else [one["name"] for one in self.report["findings"]]
-
-    @property
-    def wrong(self) -> bool:
-        """Whether all pairs of runs contradict the verdict; an unknown truth says nothing."""
-        if self.verdict in _INPUT_BOUND:
-            return max(self.truths) < _INPUT_FROM
-        return self.verdict == "step-bound" and min(self.truths) > _STEP_UP_TO
-
-    @property
-    def close(self) -> bool:
-        """Whether the truth lies between the check's margins, so that both verdicts are right."""
-        return min(self.truths) < _STEP_UP_TO and max(self.truths) > _INPUT_FROM
-
-    @property
-    def known(self) -> bool:
-        """Whether the script's own loop could be timed."""
-        return not math.isnan(sum(self.truths))
-
-    @property
-    def answered(self) -> bool:
-        """Whether there is a verdict where there can be one."""
-        return self.verdict not in ("inconclusive", "none") or self.close
-
-    @property
-    def failed(self) -> bool:
-        """Whether the check failed, or saw in a script of ours what is not there."""
-        return self.status != 0 or (self.script.ours and bool(self.findings))
-
-    def row(self) -> tuple[Cell, ...]:
-        bound = None if self.report is None else self.report["speedup_bound"]
-        said = "" if bound is None else "{estimate:.2f} ({low:.2f} to {high:.2f})".format(**bound)
-        low, middle, high = min(self.truths), statistics.median(self.truths), max(self.truths)
-        truth = None if not self.known else f"{middle:.2f} ({low:.2f} to {high:.2f})"
-        works = "yes" if self.status == 0 else f"status {self.status}"
-        found = ", ".join(self.findings)
-        return (self.script.name, works, self.verdict, said, truth, found, round(self.seconds, 1))
-
-
-def examined(script: Script, budget_s: float) -> Examined:
-    """Check ``script``, then find its truth."""
+    A verdict is wrong if all pairs of runs contradict it. Where the truth lies between the check's
+    margins it is close: both verdicts are right, and none is asked for.
+    """
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "report.json")
         words = ("-m", "dataloaders", "check", "--quiet", "--no-predict", "--budget",
                  f"{budget_s:g}", "--json", str(result), *script.command)  # fmt: skip
         done = script.run(words, 120 + 10 * budget_s)
-        report = json.loads(result.read_text()) if result.is_file() else None
+        report = json.loads(result.read_text()) if result.is_file() else {}
     took = time.perf_counter() - began
-    if report is None:
+    if not report:
         print(f"{script.name}: {done.stderr[-400:]}", file=sys.stderr)
-    return Examined(script, report, done.returncode, took, script.truths())
+    verdict, bound = report.get("verdict", "none"), report.get("speedup_bound")
+    findings = [one["name"] for one in report.get("findings", ())]
+    truths = script.truths()
+    low, middle, high = min(truths), statistics.median(truths), max(truths)
+    known = not math.isnan(sum(truths))
+    close = low < _STEP_UP_TO and high > _INPUT_FROM
+    wrong = high < _INPUT_FROM if verdict in _INPUT_BOUND else low > _STEP_UP_TO
+    marks = {
+        "wrong": wrong and verdict in ("step-bound", *_INPUT_BOUND),
+        "failed": done.returncode != 0 or (script.ours and findings),
+        "inconclusive": verdict in ("inconclusive", "none") and not close,
+        "close": close,
+        "unknown": not known,
+    }
+    row = (
+        script.name,
+        "yes" if done.returncode == 0 else f"status {done.returncode}",
+        verdict,
+        "{estimate:.2f} ({low:.2f} to {high:.2f})".format(**bound) if bound else "",
+        f"{middle:.2f} ({low:.2f} to {high:.2f})" if known else None,
+        ", ".join(findings),
+        round(took, 1),
+    )
+    return row, Counter(mark for mark, given in marks.items() if given)
 
 
-def run(scale: Scale) -> Result:
-    shapes = scale.pick(full=list(SHAPES), tiny=["plain"])
+@case(BAR)
+def scripts(scale: Scale, folder: Path) -> Result:
+    """Is the check right on whole training scripts?"""
+    shapes = scale.named(SHAPES, ["plain"])
     loads = scale.pick(
         full=[(1.0, 20.0, 0), (20.0, 20.0, 0), (20.0, 20.0, 2)], tiny=[(5.0, 5.0, 0)]
     )
@@ -180,22 +156,22 @@ def run(scale: Scale) -> Result:
 
 def compared(scripts: list[Script], budget_s: float) -> Result:
     """Return what the check says of each script, beside its truth."""
-    return result_of([examined(script, budget_s) for script in scripts])
-
-
-def result_of(found: list[Examined]) -> Result:
-    wrong, failed = sum(one.wrong for one in found), sum(one.failed for one in found)
-    open_ = sum(not one.answered for one in found)
-    close, unknown = sum(one.close for one in found), sum(not one.known for one in found)
+    rows, marks = [], Counter[str]()
+    for script in scripts:
+        row, its = examined(script, budget_s)
+        rows.append(row)
+        marks += its
     return Result(
         headings=("script", "works", "verdict", "real / synthetic", "truth", "findings", "s"),
-        rows=tuple(one.row() for one in found),
-        met=wrong == failed == 0 and open_ <= len(found) / 10,
+        rows=tuple(rows),
+        met=not (marks["wrong"] or marks["failed"]) and marks["inconclusive"] <= len(rows) / 10,
         notes=(
-            f"{len(found)} scripts: {wrong} wrong, {failed} failed, {open_} inconclusive. "
+            f"{len(rows)} scripts: {marks['wrong']} wrong, {marks['failed']} failed, "
+            f"{marks['inconclusive']} inconclusive. "
             f"Truth: steps a second with free input / as it is, {_PAIRS} pairs in turn; of "
-            f"{unknown} it is unknown; of {close} it is within the check's margins, or its runs "
-            "differ by as much: there, neither verdict is wrong and none is asked for.",
+            f"{marks['unknown']} it is unknown; of {marks['close']} it is within the check's "
+            "margins, or its runs differ by as much: there, neither verdict is wrong and none is "
+            "asked for.",
         ),
     )
 
@@ -265,11 +241,6 @@ def _steps(source: Iterator[Any], fewest: int, seconds: float) -> Generator[Any,
     others = [step for step in steps if step > most]
     return (time.perf_counter() - began - sum(others)) / (len(steps) - len(others))
 
-
-BAR = "no wrong verdict, no failure, at most one in ten inconclusive, no finding in ours"
-CASES = [
-    Case("scripts", "Is the check right on whole training scripts?", BAR, run),
-]
 
 if __name__ == "__main__":
     _brute_force(sys.argv[1:])

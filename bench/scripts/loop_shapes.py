@@ -21,13 +21,6 @@ import torch.distributed
 import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-SHAPES: dict[str, Callable[[argparse.Namespace], None]] = {}
-
-
-def shape(function: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
-    SHAPES[function.__name__] = function
-    return function
-
 
 class Loaded(Dataset[torch.Tensor]):
     """Samples that take ``seconds`` each, as a disk would: without a core."""
@@ -78,6 +71,14 @@ class Training:
             raise SystemExit
 
 
+SHAPES: dict[str, Callable[[Training], None]] = {}
+
+
+def shape(function: Callable[[Training], None]) -> Callable[[Training], None]:
+    SHAPES[function.__name__] = function
+    return function
+
+
 def train(training: Training, loader: DataLoader[torch.Tensor]) -> None:
     for _ in itertools.count():
         for batch in loader:
@@ -85,16 +86,14 @@ def train(training: Training, loader: DataLoader[torch.Tensor]) -> None:
 
 
 @shape
-def plain(options: argparse.Namespace) -> None:
+def plain(training: Training) -> None:
     """The loop of PyTorch's tutorials."""
-    training = Training(options)
     train(training, training.loader())
 
 
 @shape
-def normalized(options: argparse.Namespace) -> None:
+def normalized(training: Training) -> None:
     """A first pass over the data, for their mean and deviation."""
-    training = Training(options)
     loader = training.loader(count=240)
     seen = torch.cat(list(loader))
     assert seen.std() > 0
@@ -102,9 +101,8 @@ def normalized(options: argparse.Namespace) -> None:
 
 
 @shape
-def looked_at(options: argparse.Namespace) -> None:
+def looked_at(training: Training) -> None:
     """A batch for the log, of a new iterator over the same loader, every 20 steps."""
-    training = Training(options)
     loader = training.loader(persistent_workers=False)
     for _ in itertools.count():
         for index, batch in enumerate(loader):
@@ -114,26 +112,23 @@ def looked_at(options: argparse.Namespace) -> None:
 
 
 @shape
-def in_a_thread(options: argparse.Namespace) -> None:
+def in_a_thread(training: Training) -> None:
     """The whole loop in a thread of the script, as a user interface has it."""
-    training = Training(options)
     thread = threading.Thread(target=train, args=(training, training.loader()))
     thread.start()
     thread.join()
 
 
 @shape
-def compiled(options: argparse.Namespace) -> None:
+def compiled(training: Training) -> None:
     """torch.compile: the first step takes seconds."""
-    training = Training(options)
     training.model = torch.compile(training.model, backend="aot_eager")
     train(training, training.loader())
 
 
 @shape
-def varied(options: argparse.Namespace) -> None:
+def varied(training: Training) -> None:
     """Sequences of six lengths; a step pays once for each (cudnn.benchmark, a recompilation)."""
-    training = Training(options)
     loader, seen = training.loader(collate_fn=padded), set()
     for _ in itertools.count():
         for batch in loader:
@@ -148,30 +143,28 @@ def padded(samples: list[torch.Tensor]) -> torch.Tensor:
 
 
 @shape
-def spawned(options: argparse.Namespace) -> None:
+def spawned(training: Training) -> None:
     """Training in a process that ``mp.spawn`` starts."""
-    torch.multiprocessing.spawn(in_child, (options,))  # type: ignore[attr-defined, no-untyped-call]
+    torch.multiprocessing.spawn(in_child, (training.options,))  # type: ignore[attr-defined, no-untyped-call]
 
 
 def in_child(rank: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    plain(options)
+    plain(Training(options))
 
 
 @shape
-def ranks(options: argparse.Namespace) -> None:
+def ranks(training: Training) -> None:
     """Ranks of torchrun, each with a part of the data."""
     torch.distributed.init_process_group("gloo")
-    training = Training(options)
     training.model = torch.nn.parallel.DistributedDataParallel(training.model)
     sampler = DistributedSampler(range(4096), drop_last=True)  # type: ignore[arg-type, var-annotated]
     train(training, training.loader(sampler=sampler, shuffle=False))
 
 
 @shape
-def validated(options: argparse.Namespace) -> None:
+def validated(training: Training) -> None:
     """A validation every 50 steps, a look at the data every 20."""
-    training = Training(options)
     loader, valid = training.loader(), training.loader(count=32, shuffle=False, num_workers=0)
     for _ in itertools.count():
         for index, batch in enumerate(loader):
@@ -185,9 +178,8 @@ def validated(options: argparse.Namespace) -> None:
 
 
 @shape
-def accumulated(options: argparse.Namespace) -> None:
+def accumulated(training: Training) -> None:
     """An optimizer step every four batches."""
-    training = Training(options)
     loader = training.loader()
     for _ in itertools.count():
         for index, batch in enumerate(loader):
@@ -195,9 +187,8 @@ def accumulated(options: argparse.Namespace) -> None:
 
 
 @shape
-def batches_first(options: argparse.Namespace) -> None:
+def batches_first(training: Training) -> None:
     """HF Trainer's order: four batches are taken, then four steps are made."""
-    training = Training(options)
     loader = training.loader()
     for _ in itertools.count():
         batches = iter(loader)
@@ -207,18 +198,16 @@ def batches_first(options: argparse.Namespace) -> None:
 
 
 @shape
-def two_loaders(options: argparse.Namespace) -> None:
+def two_loaders(training: Training) -> None:
     """FixMatch: a labelled and an unlabelled batch for each step."""
-    training = Training(options)
     for _ in itertools.count():
         for batch, other in zip(training.loader(), training.loader(), strict=True):
             training.forward(batch + other)
 
 
 @shape
-def restarted_by_hand(options: argparse.Namespace) -> None:
+def restarted_by_hand(training: Training) -> None:
     """Iterations instead of epochs: ``next(iterator)``, and a new one where it ends."""
-    training = Training(options)
     loader = training.loader(count=400)
     batches = iter(loader)
     while True:
@@ -231,9 +220,8 @@ def restarted_by_hand(options: argparse.Namespace) -> None:
 
 
 @shape
-def one_epoch(options: argparse.Namespace) -> None:
+def one_epoch(training: Training) -> None:
     """A schedule of fixed length: one batch more is an error."""
-    training = Training(options)
     loader = training.loader(count=160)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         training.optimizer, 0.001, total_steps=len(loader)
@@ -252,7 +240,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10**9)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    SHAPES[options.shape](options)
+    SHAPES[options.shape](Training(options))
 
 
 if __name__ == "__main__":

@@ -20,15 +20,18 @@ import os
 import sys
 from pathlib import Path
 
-from bench.harness import Case, Result, Scale
+from bench.harness import Result, Scale, case
 from bench.scripts.check import BAR, Script, compared, of_ours
 
 
-def run(scale: Scale) -> Result:
+@case(BAR)
+def third_party(scale: Scale, folder: Path) -> Result:
+    """Is the check right on unmodified scripts of others?"""
     if scale.tiny:
         return compared([of_ours("plain", 5.0, 5.0, 0, 10)], 1.0)
     names = ("BENCH_DATA", "BENCH_CODE", "BENCH_SITE")
-    return compared(scripts(*(Path(os.environ[one]) for one in names if one in os.environ)), 20.0)
+    found = scripts(*(Path(os.environ[one]) for one in names if one in os.environ))
+    return compared([one for one in found if one.name.startswith(scale.only)], 20.0)
 
 
 def scripts(data: Path, code: Path, *sites: Path) -> list[Script]:
@@ -148,6 +151,3 @@ def _link(to: Path, *places: Path) -> None:
     for place in places:
         if place.parent.is_dir() and not place.exists():
             place.symlink_to(to)
-
-
-CASES = [Case("third_party", "Is the check right on unmodified scripts of others?", BAR, run)]

@@ -29,6 +29,7 @@ from bench.harness import (
     interleave,
     markdown,
     modules,
+    record,
     save,
     with_table,
 )
@@ -54,7 +55,8 @@ def test_every_case_runs_tiny(module):
         result = case.run(Scale(tiny=True))
         assert result.rows
         assert all(len(row) == len(result.headings) for row in result.rows)
-        assert markdown(case, result, {}).startswith(f"# {case.name}\n\n{case.question}\n\nBar: ")
+        page = markdown(record(case, result, 1.0))
+        assert page.startswith(f"# {case.name}\n\n{case.question}\n\nBar: ")
 
 
 def test_ways_take_turns_and_ratios_are_taken_round_by_round():
@@ -69,6 +71,12 @@ def test_ways_take_turns_and_ratios_are_taken_round_by_round():
     assert (ours.median(), ours.median("cpu")) == (3.0, 1.0)
 
 
+def test_a_run_may_be_of_some_names_only():
+    assert Scale().named(["ab", "b"], ["c"]) == ["ab", "b"]
+    assert Scale(only="a").named(["ab", "b"], ["c"]) == ["ab"]
+    assert Scale(tiny=True).named(["ab", "b"], ["c"]) == ["c"]
+
+
 def test_children_count_as_cpu():
     burn = {"child": lambda: subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"])}
     alone, counted = (
@@ -78,14 +86,13 @@ def test_children_count_as_cpu():
     assert counted > alone
 
 
-def test_results_are_saved_as_json_and_markdown(tmp_path):
+def test_results_are_saved_as_markdown(tmp_path):
     result = Result(("way", "s"), (("a", 0.5), ("b", None)), met=False, notes=("only a toy",))
-    case = Case("toy", "Does it work?", "it does", lambda scale: result)
-    text = save(case, result, 1.0, tmp_path).read_text()
+    case = Case("toy", "Does it work?", "it does", lambda scale, folder: result)
+    text = save(record(case, result, 1.0), tmp_path).read_text()
     assert "NOT met.\n\n| way | s |\n| --- | --- |\n| a | 0.5 |\n| b |  |\n\n- only a toy" in text
-    entry = json.loads((tmp_path / "toy.json").read_text())
-    assert (entry["rows"], entry["command"]) == ([["a", 0.5], ["b", None]], "python -m bench toy")
-    assert "cores" in entry["machine"]
+    assert " cores, " in text
+    assert text.endswith("\n- Command: `python -m bench toy`\n")
 
 
 @pytest.mark.nightly
@@ -204,7 +211,7 @@ def test_without_a_gpu_nothing_runs(capsys, tmp_path):
 @pytest.mark.nightly
 def test_each_case_runs_alone_and_the_one_after_a_failed_one_runs(tmp_path):
     def unknown(name, limit_s=60.0):
-        return Case(name, "Does it run?", "it does", lambda scale: None, True, limit_s)
+        return Case(name, "Does it run?", "it does", lambda scale, folder: None, True, limit_s)
 
     target, (known,) = tmp_path / "gpu.json", cases_of("loaders.device_tail")
     cases = [unknown("a: not there"), unknown("b: slow", limit_s=0.1), known]
@@ -220,7 +227,7 @@ def test_each_case_runs_alone_and_the_one_after_a_failed_one_runs(tmp_path):
 
 def test_tests_that_hang_are_stopped_and_the_cases_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "pytest", lambda *_: [sys.executable, "-c", "while True: pass"])
-    target, case = tmp_path / "gpu.json", Case("a", "Does it run?", "it does", lambda _: None, True)
+    target, case = tmp_path / "gpu.json", Case("a", "Does it run?", "it does", lambda *_: None, True)
     assert gpu.run([case], target, 0.0) == 1
     (entry,) = json.loads(target.read_text())["cases"]
     assert entry["failed"] == "not run: no time was left"

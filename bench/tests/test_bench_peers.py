@@ -12,6 +12,7 @@ pytestmark = pytest.mark.nightly
 
 def job_of(folder, length=20, floats=False):
     images = np.random.default_rng(3).integers(0, 256, (length, 3, 12, 12), dtype=np.uint8)
+    images[:, :2] = np.indices((12, 12))
     return Job(folder, images, side=8, batch=6, floats=floats)
 
 
