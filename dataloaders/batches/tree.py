@@ -77,22 +77,23 @@ def map_tensors(batch: Batch, function: Callable[[torch.Tensor], Any]) -> Batch:
     return map_children(batch, lambda child: map_tensors(child, function))
 
 
-def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = True) -> Batch:
+def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return ``batch`` on ``device``; tensors are copied unless they are there already.
 
     A type's own ``.to(device)`` comes first, because only the type knows which of its tensors must
-    stay (the lengths in a PackedSequence). With ``non_blocking``, copies from pinned memory are
-    queued on the current stream and not waited for.
+    stay (the lengths in a PackedSequence). Copies from pinned memory are queued on the current
+    stream and not waited for; copies to the CPU are, since code there could read them too early.
     """
+    queued = device.type != "cpu"
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=non_blocking)
+        return batch.to(device, non_blocking=queued)
     if callable(getattr(batch, "to", None)):
         if isinstance(batch, MutableMapping):
             batch = _shallow(batch)  # Hugging Face's BatchEncoding.to() changes it in place
         if _takes_non_blocking(batch.to):
-            return batch.to(device, non_blocking=non_blocking)
+            return batch.to(device, non_blocking=queued)
         return batch.to(device)
-    return map_children(batch, lambda child: to_device(child, device, non_blocking=non_blocking))
+    return map_children(batch, lambda child: to_device(child, device))
 
 
 def copied(batch: Batch) -> Batch:

@@ -107,7 +107,7 @@ class Causes:
         progress("what preparation consists of")
         # A loader may deliver on a device, but workers and pinning handle batches in host memory.
         issued = self._blocks.pool.issue("host", 1)[0]
-        host = to_device(issued, torch.device("cpu"), non_blocking=False)
+        host = to_device(issued, torch.device("cpu"))
         drawn = [wait.keys for wait in self._blocks.log.longest if wait.keys is not None]
         size = 1  # a sample is a batch
         if whole := loader.batch_sampler is not None:
