@@ -57,7 +57,7 @@ def test_one_draw_without_effect_anywhere_in_the_build(name, path):
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("at", [0, 133, UNSTUDIED])
+@pytest.mark.parametrize("at", [0, 15, 16, UNSTUDIED, SIZE - 1])
 @pytest.mark.covering
 def test_draws_in_workers_and_where_samples_may_be_left_out(at, num_workers, on_error, path):
     dataset = drawing(lambda: (torch.rand(()), random.random()), [at])
@@ -81,6 +81,14 @@ def seeds(index):
 def test_a_sample_that_drew_and_failed_is_not_left_out(path):
     with pytest.raises(CacheError, match="drew from, or seeded, the generator of Python's random"):
         precompute(Made(fails, SIZE), path, num_workers=0, on_error="skip")
+
+
+def test_draws_are_the_reason_if_they_change_what_a_sample_consists_of(path):
+    def sample(index):
+        return [index] * (2 if index == UNSTUDIED and random.random() < 2 else 1)
+
+    with pytest.raises(CacheError, match=f"draws random numbers: .* sample {UNSTUDIED} "):
+        precompute(Made(sample, SIZE), path, num_workers=0)
 
 
 def test_a_refused_build_goes_on_with_allow_random(path, tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +42,7 @@ PART_BYTES = 96 << 20
 PART_SECONDS = 30.0
 """... or took longer than this."""
 
+_READ_BETWEEN_CHECKS = 16  # a check takes some 140 us between photos, which leave nothing in caches
 _NO_SAMPLE = 2_718_281_827  # its seed is one that datasets are unlikely to use themselves
 
 
@@ -84,9 +86,12 @@ class Maker:
         until = time.monotonic() + PART_SECONDS
         for index in samples:
             if rows.memory > PART_BYTES or time.monotonic() > until:
-                return index
-            if self.allow_random:
+                samples = range(samples.start, index)
+                break
+            if detector is None:
                 seed_for(index)
+            elif index % _READ_BETWEEN_CHECKS == 0:
+                self._refuse_draws(detector, samples, index)
             row = None
             try:
                 structure, leaves = read_row(cut, index, self.calls)
@@ -95,12 +100,30 @@ class Maker:
                 if not self.skip:
                     raise
                 failed.append((index, error_text(error)))
-            # Also if it failed: which samples are left out must not depend on what is drawn.
-            if detector is not None and (moved := detector.moved()):
-                raise draws_refused(cut.name, index, moved)
             if row is not None:
-                rows.add(index, *row)
+                try:
+                    rows.add(index, *row)
+                except CacheError:
+                    self._refuse_draws(detector, samples, index + 1)
+                    raise
+        self._refuse_draws(detector, samples, samples.stop)
         return samples.stop
+
+    def _refuse_draws(self, detector: DrawDetector | None, samples: range, stop: int) -> None:
+        """Raise CacheError if one of the last samples before ``stop`` drew random numbers.
+
+        Also if it failed: which samples are left out must not depend on what is drawn.
+        """
+        if detector is None or not (moved := detector.moved()):
+            return
+        for index in range(max(samples.start, stop - _READ_BETWEEN_CHECKS), stop - 1):
+            again = DrawDetector(_NO_SAMPLE)
+            with suppress(Exception):
+                read_row(self.cut, index, self.calls)
+            if again.moved():
+                stop = index + 1
+                break
+        raise draws_refused(self.cut.name, stop - 1, moved)
 
     def _written(self, samples: range, rows: RowBuffer, failed: list[tuple[int, str]]) -> Part:
         """Write these rows as the part of ``samples``, which is not finished yet."""

@@ -40,7 +40,7 @@ from dataloaders.machine.resources import available_memory, machine_cores, ranks
 from dataloaders.observing import Unobserved, held, observe, worker_of
 from dataloaders.options import option
 
-_MOST_SMALL_PARTS, _SMALL_PART_SECONDS = 64, 1.0  # of what becomes one file
+_MOST_SMALL_PARTS, _SMALL_PART_SECONDS = 64, 1.0
 _BYTES_PER_WORKER = 2 * PART_BYTES + (300 << 20)
 _FEW_SECONDS = 2.0
 
@@ -192,8 +192,8 @@ class Source:
     def rows_of_part(self) -> int:
         """The samples of a part: as many as fit into a worker's memory, and half a minute.
 
-        Several parts are as many for each worker, so that no worker is left waiting for the last
-        one. What becomes one file is made of more and smaller parts, so that all workers have some.
+        There are as many parts for each worker, and up to 64 small ones, so that no worker is left
+        waiting for the last one.
         """
         _, of = self.options.shard or (0, 1)
         samples = max(1, -(-self.length // of))
@@ -202,10 +202,8 @@ class Source:
         found, workers = self.study.found, max(1, self.workers)
         seconds = found.row_seconds or 1e-9
         rows = max(1, int(min(PART_BYTES / found.row_memory, PART_SECONDS / seconds)))
-        parts = math.ceil(samples / rows)
-        if self.is_small:
-            wanted = round(seconds * samples / _SMALL_PART_SECONDS)
-            parts = max(parts, min(_MOST_SMALL_PARTS, wanted))
+        wanted = round(seconds * samples / _SMALL_PART_SECONDS)
+        parts = max(math.ceil(samples / rows), min(_MOST_SMALL_PARTS, wanted))
         if parts > 1:
             parts = math.ceil(parts / workers) * workers
         return math.ceil(samples / parts)
