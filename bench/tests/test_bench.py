@@ -227,7 +227,7 @@ def test_each_case_runs_alone_and_the_one_after_a_failed_one_runs(tmp_path):
 
 def test_tests_that_hang_are_stopped_and_the_cases_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "pytest", lambda *_: [sys.executable, "-c", "while True: pass"])
-    target, case = tmp_path / "gpu.json", Case("a", "Does it run?", "it does", lambda *_: None, True)
+    target, case = tmp_path / "gpu.json", Case("a", "Does it run?", "it does", lambda _: None, True)
     assert gpu.run([case], target, 0.0) == 1
     (entry,) = json.loads(target.read_text())["cases"]
     assert entry["failed"] == "not run: no time was left"
