@@ -12,7 +12,7 @@ from backends.stock import Stock
 from backends.synthetic import Synthetic
 from dataloaders import Backend
 from helpers.compare import same
-from helpers.contract import BackendContract, EpochContract, in_every_process
+from helpers.contract import BackendContract, EpochContract, in_both_processes, in_every_process
 from helpers.datasets import EVERYTHING, FEW, STREAMS
 from helpers.ends import EVERYDAY
 from helpers.processes import is_true_in_a_fork
@@ -85,6 +85,13 @@ class TestDali(BackendContract):
         assert is_true_in_a_fork(lambda: same(list(loader), whole))
         self.usual = "dicts"
         super().test_a_forked_child_has_batches_of_its_own(backend, workers)
+
+    @pytest.mark.gpu
+    @in_both_processes
+    def test_batches_are_on_the_gpu_that_device_says(self, backend, workers):
+        """Pixels of files are near to torch's there, and not equal: see tests/test_dali.py."""
+        self.usual = "dicts"
+        super().test_batches_are_on_the_gpu_that_device_says(backend, workers)
 
 
 class TestSynthetic(EpochContract):
