@@ -498,13 +498,83 @@ def test_a_setting_that_cannot_be_tried_is_reported_with_the_reason(monkeypatch)
     assert finding.message.endswith("not measured: in float16 the loss has to be scaled, too")
 
 
+GPU_SETTINGS = {
+    "autotuner": {"benchmark": False},
+    "autocast": {"half": False},
+    "matmul-precision": {"half": False, "products": "highest"},
+    "convolution-precision": {"half": False, "convolutions": "ieee"},
+    "channels-last": {"layout": torch.contiguous_format},
+}
+
+
+class Convolved(nn.Module):
+    """More than 1 GFLOP in convolutions, and in a product."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolutions = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3))
+        self.product = nn.Linear(60 * 60, 1000)
+
+    def forward(self, images):
+        return self.product(self.convolutions(images).flatten(2))
+
+
 @pytest.mark.gpu
-def test_settings_of_a_gpu():
-    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3)).cuda()
-    batch = torch.ones(8, 3, 128, 128, device="cuda")
-    step = trained(model)
-    names = {one.name for one in findings_of(watched(lambda _: step(batch)))}
-    assert {"autotuner", "autocast", "channels-last"} <= names
+@pytest.mark.parametrize("name", GPU_SETTINGS)
+def test_each_setting_of_a_gpu_is_found_and_not_in_a_clean_step(name, monkeypatch, request):
+    precision = torch.get_float32_matmul_precision()
+    request.addfinalizer(lambda: torch.set_float32_matmul_precision(precision))
+
+    def names(
+        *, benchmark=True, half=True, products="high", convolutions="tf32",
+        layout=torch.channels_last,
+    ):  # fmt: skip
+        monkeypatch.setattr(CUDNN, "benchmark", benchmark)
+        monkeypatch.setattr(CUDNN.conv, "fp32_precision", convolutions)
+        torch.set_float32_matmul_precision(products)
+        step = trained(Convolved().cuda().to(memory_format=layout))
+        images = torch.ones(8, 3, 64, 64, device="cuda").to(memory_format=layout)
+
+        def run(_):
+            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
+                step(images)
+
+        return {one.name for one in findings_of(watched(run))}
+
+    assert name in names(**GPU_SETTINGS[name])
+    assert name not in names()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("made-on-cpu", lambda: (torch.zeros(4) + 1).to("cuda")),
+        ("empty-cache", lambda: torch.cuda.empty_cache()),  # looked up as it is called
+    ],
+)
+def test_calls_that_a_gpu_waits_for_are_found(name, step):
+    assert name in {one.name for one in findings_of(watched(lambda _: (on_gpu(), step())))}
+    assert findings_of(watched(lambda _: on_gpu())) == ()
+
+
+def on_gpu():
+    """Some arithmetic, by which the device is the step's."""
+    return torch.ones(300, 300, device="cuda") @ torch.ones(300, 300, device="cuda")
+
+
+@pytest.mark.gpu
+def test_a_step_that_fills_a_gpu():
+    free, total = torch.cuda.mem_get_info()
+    if free < 0.95 * total:
+        pytest.skip("something else uses this GPU's memory")
+    facts = watched(
+        lambda _: (on_gpu(), torch.empty(int(0.92 * total), dtype=torch.uint8, device="cuda"))
+    )
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    assert [one.name for one in findings_of(facts)] == ["checkpointing"]
+    assert findings_of(watched(lambda _: on_gpu())) == ()
 
 
 @pytest.mark.gpu
