@@ -6,7 +6,6 @@ import mmap
 import statistics
 import threading
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,7 +132,7 @@ def h5_disk(scale: Scale, folder: Path) -> Result:
     if resident_pages(path).any():
         note = f"The files in {folder.parent} cannot leave memory (tmpfs?): set TMPDIR to a disk."
         return Result(("order",), tuple((name,) for name in loaders), None, (note,))
-    caches = {"unlimited": None, SMALL: size // 4}
+    caches = {"unlimited": size + mmap.PAGESIZE, SMALL: size // 4}
     runs: dict[tuple[str, str], list[Run]] = {(c, n): [] for c in caches for n in loaders}
     for turn in range(scale.pick(full=5, tiny=1)):
         for room, limit in caches.items():
@@ -198,18 +197,17 @@ def first_batch(loader: Any) -> float:
     return time.perf_counter() - began
 
 
-def epoch(path: Path, loader: Any, limit: int | None) -> Run:
+def epoch(path: Path, loader: Any, limit: int) -> Run:
     """Run one epoch, with the file evicted before, in a page cache of ``limit`` bytes."""
     evict(path)
-    with nullcontext() if limit is None else SmallPageCache(path, limit) as held:
+    with SmallPageCache(path, limit) as held:
         read, began = read_from_disk(), time.perf_counter()
         batches = iter(loader)
         next(batches)
         first = time.perf_counter() - began
         exhaust(batches)
         seconds, read = time.perf_counter() - began, read_from_disk() - read
-    most = int(resident_pages(path).sum()) * mmap.PAGESIZE if held is None else held.most
-    return Run(first, seconds, read, most)
+    return Run(first, seconds, read, held.most)
 
 
 class SmallPageCache(threading.Thread):

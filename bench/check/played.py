@@ -378,13 +378,12 @@ class Loop:
     slowed: float = 1.0
     optimizer_every: int = 0
 
-    def made(self, time: Time) -> tuple[Any, PlayedStep]:
-        """Return a loader and a step; in real time the loader is torch's own."""
+    def made(self, time: Time, inner: Any = None) -> tuple[Any, PlayedStep]:
+        """Return a loader, which may be over ``inner``, and a step; in real time it is torch's."""
         device = Device(time, queue=self.queue, bytes_per_s=self.bytes_per_s)
-        inner: Any
         if isinstance(time, VirtualTime):
             inner = PlayedLoader(time, self.loads, workers=self.workers, prefetch=self.prefetch)
-        else:
+        elif inner is None:
             inner = self.loader()
         step = PlayedStep(self, device, inner)
         return (CopiedAhead(inner, self, device) if self.ahead else inner), step
@@ -466,35 +465,31 @@ class CopiedAhead:
     """A loader whose batches are copied on a stream of their own, ``ahead`` of their use."""
 
     def __init__(self, inner: Any, loop: Loop, device: Device) -> None:
-        self.inner = inner
-        self._loop = loop
-        self._device = device
-        self._stream = device.stream()
+        self.inner, self.loop, self.device, self.stream = inner, loop, device, device.stream()
         self.num_workers = inner.num_workers
         self.prefetch_factor = inner.prefetch_factor
 
     def __iter__(self) -> Iterator[Any]:
-        return _CopiedEpoch(iter(self.inner), self._loop, self._device, self._stream)
+        return _CopiedEpoch(self)
 
 
 class _CopiedEpoch:
-    def __init__(self, batches: Iterator[Any], loop: Loop, device: Device, stream: Stream) -> None:
-        self._batches = batches
-        self._loop = loop
-        self._device = device
-        self._stream = stream
+    def __init__(self, loader: CopiedAhead) -> None:
+        self._loader = loader
+        self._batches = iter(loader.inner)
         self._copied: list[float] = []
-        self.ahead = loop.ahead
+        self.ahead = loader.loop.ahead
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        while len(self._copied) <= self._loop.ahead:
+        device, stream = self._loader.device, self._loader.stream
+        while len(self._copied) <= self.ahead:
             next(self._batches)
-            self._device.copy(self._loop.nbytes, pinned=True, stream=self._stream)
-            self._copied.append(self._device.record(self._stream))
-        self._device.wait_for(self._copied.pop(0))
+            device.copy(self._loader.loop.nbytes, pinned=True, stream=stream)
+            self._copied.append(device.record(stream))
+        device.wait_for(self._copied.pop(0))
         return torch.zeros(4, device="meta")
 
     def counts(self) -> tuple[int, int] | None:

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from bench.check.known_work import Step, burn
-from bench.check.played import CopiedAhead, Device, Loop, PlayedStep, RealTime
+from bench.check.played import Loop, RealTime
 from bench.check.truth import seconds_per_batch
 from bench.dali.photos import folder_of_photos
 from bench.harness import Result, Samples, Scale, case
@@ -73,15 +73,10 @@ class Training:
             loader = wrap(loader, backend=h5(folder / f"{self.data} {images}.h5", images=images))
         elif backend not in ("stock", "prefetch"):
             loader = wrap(loader, backend=backend)
-        if isinstance(loop := self.step, float):
-            return loader, Step((loop,))
-        if not isinstance(loop, Loop):
-            return loader, loop
-        played = Device(RealTime(), queue=loop.queue, bytes_per_s=loop.bytes_per_s)
-        step = PlayedStep(loop, played, loader)
-        if backend == "prefetch" or device:
-            loader = CopiedAhead(loader, replace(loop, ahead=2), played)
-        return loader, step
+        if isinstance(self.step, Loop):
+            ahead = 2 if backend == "prefetch" or device else 0
+            return replace(self.step, ahead=ahead).made(RealTime(), loader)
+        return loader, Step((self.step,)) if isinstance(self.step, float) else self.step
 
 
 def _row(work_s: float, wait_s: float, index: int) -> torch.Tensor:

@@ -1,11 +1,14 @@
 """The cache bench's peers do the whole work, and its check refuses batches that are wrong."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from bench.peers.check import WrongBatches, check
-from bench.peers.readers import MEAN, PEERS, STD, Job
+from bench.peers.readers import PEERS, Job, over_memmap, under_torch
 
 pytestmark = pytest.mark.nightly
 
@@ -16,26 +19,14 @@ def job_of(folder, length=20, floats=False):
     return Job(folder, images, side=8, batch=6, floats=floats)
 
 
-def batches(job, corner=None, order=None):
-    """Yield an epoch, made as plainly as possible; ``corner``: of all windows, if not random."""
-    mean, std = (np.array(values, np.float32)[:, None, None] for values in (MEAN, STD))
-    random = np.random.default_rng(5)
-    order = random.permutation(len(job)) if order is None else order
-    for begin in range(0, len(job), job.batch):
-        rows = order[begin : begin + job.batch]
-        windows = []
-        for row in rows:
-            top, left = random.integers(0, 5, 2) if corner is None else (corner, corner)
-            window = job.images[row, :, top : top + 8, left : left + 8]
-            window = window[:, :, ::-1] if random.random() < 0.5 else window
-            windows.append((window / np.float32(255) - mean) / std if job.floats else window)
-        yield torch.from_numpy(np.stack(windows)), torch.from_numpy(rows)
+def batches(job):
+    return under_torch(over_memmap, job, workers=0)
 
 
-@pytest.mark.parametrize("floats", [False, True])
+@pytest.mark.parametrize(("floats", "length"), [(False, 20), (True, 20), (True, 400)])
 @pytest.mark.parametrize("name", PEERS)
-def test_each_peer_does_the_whole_work(name, floats, tmp_path):
-    job = job_of(tmp_path, floats=floats)
+def test_each_peer_does_the_whole_work(name, floats, length, tmp_path):
+    job = job_of(tmp_path, length, floats)
     try:
         epochs = PEERS[name](job)
     except ImportError as error:
@@ -44,10 +35,14 @@ def test_each_peer_does_the_whole_work(name, floats, tmp_path):
         check(job, epochs)
 
 
-@pytest.mark.parametrize("floats", [False, True])
-def test_right_batches_pass(floats, tmp_path):
-    job = job_of(tmp_path, 400, floats)
-    check(job, batches(job))
+def without_windows(job):
+    """Yield an epoch of one window of each image."""
+    (folder := job.folder / "cropped").mkdir()
+    return batches(replace(job, folder=folder, images=job.images[:, :, 2:10, 2:10]))
+
+
+def not_shuffled(job):
+    return DataLoader(over_memmap(job), job.batch)
 
 
 def each(change):
@@ -76,8 +71,8 @@ def overwritten(job):
          "20 images, 4 different, of 20"),
         (20, False, lambda job: list(batches(job))[:-1], "18 images, 18 different, of 20"),
         (20, True, each(lambda images, labels: (images + 1e-4, labels)), "not normalised as"),
-        (400, False, lambda job: batches(job, corner=2), "top of the windows is not uniform"),
-        (400, False, lambda job: batches(job, order=np.arange(len(job))), "not shuffled"),
+        (400, False, without_windows, "top of the windows is not uniform"),
+        (400, False, not_shuffled, "not shuffled"),
     ],
 )  # fmt: skip
 def test_wrong_epochs_are_refused(length, floats, epoch, message, tmp_path):
