@@ -519,19 +519,27 @@ class Convolved(nn.Module):
         return self.product(self.convolutions(images).flatten(2))
 
 
+@pytest.fixture
+def set_to():
+    """Set the autotuner, the precision of convolutions, and that of products; they are put back."""
+
+    def set_to(benchmark, convolutions, products):
+        CUDNN.benchmark, CUDNN.conv.fp32_precision = benchmark, convolutions
+        torch.set_float32_matmul_precision(products)
+
+    before = CUDNN.benchmark, CUDNN.conv.fp32_precision, torch.get_float32_matmul_precision()
+    yield set_to
+    set_to(*before)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", GPU_SETTINGS)
-def test_each_setting_of_a_gpu_is_found_and_not_in_a_clean_step(name, monkeypatch, request):
-    precision = torch.get_float32_matmul_precision()
-    request.addfinalizer(lambda: torch.set_float32_matmul_precision(precision))
-
+def test_each_setting_of_a_gpu_is_found_and_not_in_a_clean_step(name, set_to):
     def names(
         *, benchmark=True, half=True, products="high", convolutions="tf32",
         layout=torch.channels_last,
     ):  # fmt: skip
-        monkeypatch.setattr(CUDNN, "benchmark", benchmark)
-        monkeypatch.setattr(CUDNN.conv, "fp32_precision", convolutions)
-        torch.set_float32_matmul_precision(products)
+        set_to(benchmark, convolutions, products)
         step = trained(Convolved().cuda().to(memory_format=layout))
         images = torch.ones(8, 3, 64, 64, device="cuda").to(memory_format=layout)
 
