@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils.data
+import torch.utils.data as torchs
 from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
@@ -61,36 +62,20 @@ def stock_gather(scale: Scale, folder: Path) -> Result:
             found = images.index_select(0, index), labels.index_select(0, index)
         del found  # held until here, as a training loop holds a batch while the next one is made
 
-    rows: list[tuple[Any, ...]] = []
+    rows: Rows = ()
     met = True
     for name, (sampler, draw) in samplers.items():
         source: Any = Subset(dataset, every) if sampler is None else dataset
         options: Any = {"shuffle": True} if sampler is None else {"sampler": sampler}
-        loader = DataLoader(source, batch, **options)
-        torchs = torch.utils.data.DataLoader(source, batch, **options)
-        timings = interleave(
-            {
-                "bare": lambda draw=draw: bare(draw),
-                "stock": lambda loader=loader: exhaust(loader),
-                "torch": lambda loader=torchs: exhaust(loader),
-            },
-            rounds=scale.pick(full=11, tiny=1),
-        )
-        ratio = timings["stock"].ratio(timings["bare"])
-        met = met and ratio.median <= BAR_GATHER
-        seconds = (times.median("cpu") * 1e6 / length for times in timings.values())
-        saved = timings["torch"].ratio(timings["stock"])
-        rows.append((name, *seconds, str(ratio), str(saved)))
+        loaders = (kind(source, batch, **options) for kind in (DataLoader, torchs.DataLoader))
+        stock, its = (partial(exhaust, loader) for loader in loaders)
+        ways = {"bare": partial(bare, draw), "stock": stock, "torch": its}
+        timings = interleave(ways, rounds=scale.pick(full=11, tiny=1))
+        met = met and timings["stock"].ratio(timings["bare"]).median <= BAR_GATHER
+        rows += timing_rows(timings, 1e6 / length, "bare", f"{name}, ")
     return Result(
-        (
-            "order",
-            "bare loop, CPU s a million samples",
-            "stock",
-            "torch",
-            "stock / bare (spread)",
-            "torch / stock (spread)",
-        ),
-        tuple(rows),
+        timing_headings("bare", "a million samples"),
+        rows,
         met,
         (
             f"{length} x 784 float32 and int64 labels, batch {batch}, no workers, one torch "
@@ -112,7 +97,7 @@ def stock_overhead(scale: Scale, folder: Path) -> Result:
         dataset = Samples(int, batches)  # they cost nothing, so that only the loader's cost shows
         timings = interleave(
             {
-                "torch": torch.utils.data.DataLoader(dataset, **options),
+                "torch": torchs.DataLoader(dataset, **options),
                 "stock": DataLoader(dataset, **options),
             },
             exhaust,
