@@ -34,6 +34,7 @@ pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
 from backends import dali
 from backends.dali import Dali, explain
+from backends.dali.graph import Graph
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 FLOATS = v1.ToTensor(), v1.Normalize(MEAN, STD)
@@ -436,7 +437,14 @@ def test_dtype_and_memory_format_of_batches_that_are_not_recorded(data):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("chain", [V1, V2], ids=["v1", "v2"])
-def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain):
+def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain, monkeypatch):
+    decoded, decode = [], Graph.decode
+
+    def counted(graph, files, *rest):
+        decode(graph, files, *rest)
+        decoded.append(len(files))
+
+    monkeypatch.setattr(Graph, "decode", counted)
     options = {"batch_size": 4, "shuffle": True, "seed": 5, "num_workers": 1, "pin_memory": True}
     on_stock = DataLoader(folder(chain), **options)
     on_dali = DataLoader(folder(chain), backend=Dali(fast=()), **options)
@@ -447,6 +455,7 @@ def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain):
         off = (images.cpu().double() - wanted.double()).abs()
         # Other decoders and filters: another crop or flip would be many times as far off.
         assert off.mean() < 0.05 * (wanted.double().max() - wanted.double().min())
+    assert sum(decoded) == len(on_dali.dataset)  # by the graph, and not by the CPU in its place
 
 
 def test_a_gpu_has_at_most_8_threads(monkeypatch):
