@@ -2,6 +2,7 @@
 
     python -m bench --list          the cases, the question each answers, and its bar
     python -m bench stock_gather    cases whose names begin so, table printed and saved
+    python -m bench tuning --only uneven   workloads whose names begin so, nothing saved
     python -m bench --tiny          every case at toy size, nothing saved (make test-all does this)
     python -m bench --gpu           the tests and the cases that need a GPU
 
