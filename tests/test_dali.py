@@ -32,7 +32,7 @@ from helpers.recorded import Photos, encoded, equal, path
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
-from backends import dali
+import backends.dali as dali
 from backends.dali import Dali, explain
 from backends.dali.graph import Graph
 
