@@ -76,6 +76,12 @@ class Loop:
             else:
                 self.time.sleep(step)
 
+    def has_cycles_of_three(self):
+        for number in range(9):
+            if number % 3 == 2:
+                self.blocks.rhythm.stepped()
+            self.blocks.rhythm.asked(0.5)
+
     def waits_elsewhere(self, batch):
         """A step of half a second after a wait of an eighth for another loader."""
         self.blocks.log.waited_elsewhere("other", 0.125)
@@ -112,53 +118,52 @@ def test_what_is_measured_of_each_arm(monkeypatch):
 
 def test_what_is_noted_of_a_segment():
     plan = Plan(refill=0, warm_up=1, batches=8, segment=2, most_s=99.0)
-    loop = Loop(plan=plan, sizes=(4, 8), batches=5)
+    loop = Loop(plan=plan, sizes=(4, 8, 6), batches=5)
     blocks = loop.blocks
     steps = [0.5, 0.5, 0.5, loop.waits_elsewhere, 0.5, 0.5, 0.5, 0.5, loop.is_left]
     took = loop.run("real", *steps)
     assert took.segments == (
-        Segment(1.5, 2, 0.5, nbytes=48, new_shape=True),
+        Segment(1.5, 2, 0.5, nbytes=56, new_shape=True),
         Segment(1.625, 2, 0.5, elsewhere=0.125, nbytes=48),
         Segment(1.5, 2, 0.5, nbytes=48, starts_epoch=True),
     )
     assert took.warm_up == ()
-    assert (loop.schedule.interrupted, blocks.interrupted) == (True, False)
-    assert [len(batch) for batch in blocks.pool.issue("synthetic", 3)] == [4, 8, 4]  # the last: new
+    assert (loop.schedule.interrupted, blocks.interrupted, loop.schedule.length) == (True, False, 5)
+    assert [len(batch) for batch in blocks.pool.issue("synthetic", 4)] == [4, 8, 6, 4]
     assert blocks.log.given == 9
     assert list(blocks.log.waits) == [0.25] * 7
     assert [one.step for one in blocks.log.timeline()["real"]] == [0.5, 0.5, 0.625, *[0.5] * 4]
     assert loop.run("real", loop.is_left) is None
     assert loop.schedule.asked == Numbers(
-        *(10.0, took.per_batch, took.per_batch), ready=-1, pool=3, varied=True, interrupted=True
+        *(10.0, took.per_batch, took.per_batch), ready=-1, pool=4, varied=True, interrupted=True
     )
     loop.run("synthetic", 0.5)
     blocks.pool.build()
-    assert len(blocks.pool) == 4  # the first batch of each real block is kept
+    assert len(blocks.pool) == 5  # the first batch of each real block is kept
 
 
 def test_unmeasured_steps_count_without_waits_for_other_loaders():
     loop = Loop()
     steps = [0.5, loop.waits_elsewhere, *[0.5] * 6]
-    assert loop.run("synthetic", *steps).warm_up == (0.5,)
+    for _ in range(2):
+        assert loop.run("synthetic", *steps).warm_up == (0.5,)
     steps[1] = loop.is_left
     assert loop.run("synthetic", *steps).warm_up == ()
+    for step, is_left in ((loop.is_left, True), (0.5, False)):
+        assert loop.taken(loop.blocks.give(torch.zeros(4)), step) is is_left
 
 
 @pytest.mark.parametrize(("optimizer", "given"), [(True, 9), (False, 14)])
 def test_a_block_begins_with_a_cycle(optimizer, given):
     """After two cycles at most, if none is seen to begin."""
     loop = Loop(plan=Plan(refill=0, warm_up=2, batches=6, segment=3, most_s=99.0, cycle=3))
-    rhythm = loop.blocks.rhythm
 
     def step(batch):
         loop.time.sleep(0.5)
         if optimizer and loop.given % 3 == 0:
-            rhythm.stepped()
+            loop.blocks.rhythm.stepped()
 
-    for number in range(9):
-        if number % 3 == 2:
-            rhythm.stepped()
-        rhythm.asked(0.5)
+    loop.has_cycles_of_three()
     assert loop.run("synthetic", step) == BlockTimes(3.0, 6, (Segment(1.5, 3),) * 2)
     assert (loop.given, loop.schedule.asked.cycle, loop.blocks.cycle) == (given, 3, 3)
 
@@ -185,7 +190,9 @@ def test_a_warm_up_ends_early_if_its_steps_become_slow(step_s, warm_up):
 
 
 def test_each_resident_batch_is_written_into_once():
+    """Also if a cycle would begin later."""
     loop = Loop()
+    loop.has_cycles_of_three()
 
     def write(batch):
         batch.add_(1)
@@ -217,22 +224,26 @@ def test_what_others_hold_up_and_how_busy_workers_are():
     assert loop.run("synthetic", 1 / 256).held == 0.0
 
 
-@pytest.mark.parametrize(("other_s", "is_hidden"), [(0.5, True), (0.75, False)])
-def test_waits_that_the_device_hides_do_not_count(other_s, is_hidden):
+@pytest.mark.parametrize(
+    ("batches", "other_s", "is_hidden"), [(4, 0.5, True), (4, 0.75, False), (1, 0.25, False)]
+)
+def test_waits_that_the_device_hides_do_not_count(batches, other_s, is_hidden):
     """It still works for an eighth of a second when the block ends: of four steps, a half."""
-    plan = Plan(refill=0, warm_up=1, batches=4, segment=2, most_s=99.0)
+    plan = Plan(refill=0, warm_up=1, batches=batches, segment=2, most_s=99.0)
     loop = Loop((0.125,), plan=plan, device=True)
 
     def step(batch):
         loop.time.sleep(0.25)
-        if loop.given == 3:
+        if loop.given == 2:
             loop.time.sleep(other_s)
             loop.blocks.log.waited_elsewhere("other", other_s)
         loop.device.launch(0.125)
 
     took = loop.run("real", step)
-    kept_s = 0.0 if is_hidden else other_s
-    assert took.segments == (Segment(0.75 + other_s, 2, 0.25, kept_s), Segment(0.75, 2, 0.25))
+    first, *others = took.segments
+    steps, kept_s = min(batches, 2), 0.0 if is_hidden else other_s
+    assert first == Segment(0.375 * steps + other_s, steps, 0.125 * steps, kept_s)
+    assert others == [Segment(0.75, 2, 0.25)] * (batches > 2)
     assert took.warm_up == ()
     loop.run("synthetic", step)
     assert loop.schedule.asked.lag_s == 0.125
@@ -250,8 +261,10 @@ def test_the_device_gets_as_much_work_as_it_had_before():
     loop.device.launch(9.0)
     assert loop.run("real", step).segments == (Segment(2.0, 2, 0.5),)
     assert (loop.given, loop.blocks.early) == (6, 0)
+    loop.blocks.feed.wait_until_idle = loop.blocks.feed.bring_to = lambda *_: False
+    loop.blocks.ready = 1
     loop.run("real", step)
-    assert loop.schedule.asked.lag_s == 4.0
+    assert (loop.schedule.asked.lag_s, loop.blocks.early) == (4.0, 2)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ class _StockSession(Session):
             self._seeding = Seeding()
             loader._iterator = None  # workers that were started without a seed
         # Gathering runs no user code: only the order has to be seeded.
-        return self._seeding.view(loader, samples=not gathers)
+        return self._seeding.view(loader, int(seed), samples=not gathers)
 
     def _view(self, seeded: Specification, gathers: bool) -> Specification:
         """Return the loader that torch's iterator is made from."""

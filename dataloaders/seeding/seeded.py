@@ -60,7 +60,7 @@ class Seeding:
     def __init__(self) -> None:
         self._sampler_counts = False
 
-    def view(self, loader: Specification, *, samples: bool) -> Specification:
+    def view(self, loader: Specification, seed: int, *, samples: bool) -> Specification:
         """Return a torch DataLoader to iterate in place of ``loader`` for the next epoch.
 
         It shares dataset, workers and collation with ``loader``. Torch's samplers without a
@@ -83,7 +83,7 @@ class Seeding:
             OptionError: while iterating, if ``__getitems__`` does not return a list of one sample.
             TypeError: while iterating, if a sampler's key has no stable content.
         """
-        stream = (int(getattr(loader, "seed", None) or 0), self._epoch(loader))
+        stream = seed, self._epoch(loader)
         workers: Any = loader._iterator
         if workers is None:
             self._samples = samples and not isinstance(loader.dataset, (IterDataPipe, MapDataPipe))
@@ -167,8 +167,7 @@ def _seeded_samples(loader: Specification, stream: _Stream, shared: torch.Tensor
 
 
 def _generator(stream: _Stream, draw: int) -> torch.Generator:
-    words = words_of(*stream, 0, 0, draw)
-    return torch.Generator().manual_seed(words[0] | words[1] << 32)
+    return torch.Generator().manual_seed(words_of(*stream, 0, 0, draw)[0])
 
 
 class _KeyedIndices:
@@ -267,7 +266,7 @@ class _SeededMap:
         stable = [stable_key(key) for key in keyed.keys]
         seeding = words(*keyed.stream, stable, keyed.occurrences, _SAMPLE)
         rows = SeededRows(keyed.keys, seeding, lambda: one_by_one.__getitems__(keyed).samples)
-        return _Fetched(rows, (0, 0, 0, 0))
+        return _Fetched(rows, _collation(keyed))
 
     def _samples(self, keyed: _Keyed, bulk: Callable[[list[Any]], Any] | None) -> list[Any]:
         seed, epoch = keyed.stream
