@@ -192,6 +192,29 @@ def test_batches_arrive_as_by_to():
     assert "pin" in cuda.calls
 
 
+class Hidden:
+    """A batch whose tensors only its own ``to`` knows; keeps the stream of its copy."""
+
+    __slots__ = ("stream",)
+
+    def __init__(self, stream=None):
+        self.stream = stream
+
+    def to(self, device):
+        return Hidden(FOR_HIDDEN.current_stream())
+
+
+FOR_HIDDEN = FakeCuda(0)
+
+
+def test_memory_of_tensors_that_are_not_found_is_the_consumers_streams():
+    """Else the next copy could overwrite them while a step still reads them."""
+    batch = {"graph": Hidden(), "x": torch.ones(2), "n": (1, "a")}
+    got = delivered(batch, FOR_HIDDEN)
+    assert got["graph"].stream is FOR_HIDDEN.default
+    assert (got["x"].tolist(), got["n"]) == ([1.0, 1.0], (1, "a"))
+
+
 # Devices on which something fails
 
 

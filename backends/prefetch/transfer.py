@@ -25,7 +25,6 @@ from dataloaders.batches.tree import (
     describe,
     leaves,
     map_children,
-    map_tensors,
     nbytes,
     to_device,
 )
@@ -112,6 +111,7 @@ class StreamTransfer(Transfer):
         self._alive = ahead + 2
         self._stream = device.stream()
         self._outstanding: deque[Sent] = deque()  # the sending thread's
+        self._unseen = False  # whether an object holds tensors that `leaves` does not find
         # The consumer's: the batch in use, and the stream on which it was handed over.
         self._received: tuple[Sent, Stream] | None = None
 
@@ -154,9 +154,8 @@ class StreamTransfer(Transfer):
         if self.remainder is not None:
             whole = self.remainder.received(batch)
             batch = batch if whole is batch else to_device(whole, self._device.device)
-        if any(leaf.is_cpu and not _is_plain(leaf) for leaf in leaves(batch)):
-            # Such as sparse and nested tensors, whose use on a stream cannot be recorded.
-            batch = map_tensors(batch, self._moved)
+        if self._unseen or any(leaf.is_cpu and not _is_plain(leaf) for leaf in leaves(batch)):
+            batch = self._moved(batch)
         return batch
 
     def _make_room(self) -> None:
@@ -196,7 +195,10 @@ class StreamTransfer(Transfer):
         """Copy by the type's own methods, since only the type knows which tensors must stay."""
         if self._pins and callable(getattr(batch, "pin_memory", None)):
             batch = batch.pin_memory()
-        return to_device(batch, self._device.device)
+        if any(True for _ in leaves(batch)):
+            return to_device(batch, self._device.device)
+        self._unseen = True
+        return batch
 
     def _pinned(self, leaf: torch.Tensor) -> torch.Tensor:
         """Return ``leaf`` or a copy of it in pinned memory."""
@@ -217,8 +219,18 @@ class StreamTransfer(Transfer):
             return leaf
         return pinned.copy_(leaf)
 
-    def _moved(self, leaf: torch.Tensor) -> torch.Tensor:
-        return leaf.to(self._device.device) if leaf.is_cpu and not _is_plain(leaf) else leaf
+    def _moved(self, child: Any) -> Any:
+        """Move what was left on the host, since its use on a stream cannot be recorded.
+
+        Such as sparse and nested tensors, and objects in which no tensor is found.
+        """
+        if isinstance(child, torch.Tensor):
+            left = child.is_cpu and not _is_plain(child)
+        else:
+            left = callable(getattr(child, "to", None)) and not any(True for _ in leaves(child))
+        if left:
+            return to_device(child, self._device.device)
+        return child if isinstance(child, torch.Tensor) else map_children(child, self._moved)
 
     def _no_room(self, batch: Batch, error: BaseException) -> str:
         size = nbytes(batch) / 1e6
