@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Sampler, Subset, TensorDataset
+from torch.utils.data import BatchSampler, Sampler, Subset, TensorDataset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.models import ResNet18_Weights
 from torchvision.transforms import transforms as v1
@@ -521,6 +521,9 @@ def test_the_plan(tmp_path):
         assert "sample by sample" not in plan
     stream = DataLoader(CountingStream(), backend=H5(path))
     assert "an iterable dataset has no samples by index" in str(stream.explain())
+    lists = BatchSampler(range(4), 2, drop_last=False)
+    by_lists = DataLoader(torch.arange(4), None, sampler=lists, backend=H5(path))
+    assert "the sampler gives lists of indices" in str(by_lists.explain())
     dataset = Mixed(*cropped().transform.transforms)
     list(DataLoader(dataset, 1, backend=H5(tmp_path / "a.h5")))
     why = "samples are made one by one: column 'image': its tail works on image:RGB, image:L"
@@ -571,6 +574,19 @@ def test_transforms_that_are_changed_between_epochs_are_those_of_the_next(change
         if number == 0:
             change(h5.dataset)
             change(stock.dataset)
+
+
+def test_functions_of_the_loader_that_are_changed_between_epochs_are_those_of_the_next():
+    loader = DataLoader(cropped(), 4, backend=H5())
+    assert isinstance(next(iter(loader)), dict)
+    loader.collate_fn = labels_of
+    assert next(iter(loader)) == [0, 1, 2, 3]
+    loader.collate_fn = default_collate
+    assert isinstance(next(iter(loader)), dict)
+
+
+def labels_of(samples):
+    return [sample["label"] for sample in samples]
 
 
 def test_workers_that_stay_have_the_transforms_that_they_began_with():

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import BatchSampler, default_collate
 
 from dataloaders import registry
 from dataloaders.backend import Backend, Session, Specification
@@ -202,6 +202,8 @@ class H5(Backend):
             return f"{other}; use backend='stock'"
         if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
             return "an iterable dataset has no samples by index; give it __getitem__ and __len__"
+        if loader.batch_sampler is None and isinstance(loader.sampler, BatchSampler):
+            return "the sampler gives lists of indices; give it as batch_sampler="
         if not hasattr(type(loader.dataset), "__len__"):
             return f"{type(loader.dataset).__name__} has no __len__, so its length is not known"
         if self.build == "never" and self.path is not None and not os.path.exists(self.path):

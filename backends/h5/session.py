@@ -4,11 +4,12 @@
                             └─None─> samples ──> default_collate
     any other loader ──> cached[row], one by one, by stock ──> floats made at once, if proved
 
-The dataset is compared at each ``iter()``, because torch would read it again:
+Dataset and functions are compared at each ``iter()``, because torch would read them again:
 
     dataset.transform = gentler        another object          ┐
     dataset.transform[0].size = 64     options of torchvision's│ the cache is opened again
-    dataset.append(sample)             another length          ┘
+    dataset.append(sample)             another length          │
+    loader.collate_fn = other          another function        ┘
     mine.strength = 2                  the same object, which runs live: nothing to do
 """
 
@@ -99,8 +100,8 @@ class H5Session(Session):
         loader = self._loader()
         if loader is None:
             raise RuntimeError("the loader of this session is gone: keep it while iterating")
-        now, transforms = _snapshot(loader.dataset)
-        # As in torch, persistent workers keep the dataset with which they started.
+        now, kept = _snapshot(loader)
+        # As in torch, persistent workers keep what they started with.
         stay = loader.persistent_workers and loader.num_workers > 0
         is_other = self._dataset is not loader.dataset or (not stay and self._snapshot[0] != now)
         if self._inner is None or is_other:
@@ -113,7 +114,7 @@ class H5Session(Session):
                 )
             if cached is not loader.dataset:
                 cached.namedtuples = _namedtuples(cached, loader)
-            self._dataset, self._snapshot = loader.dataset, (now, transforms)
+            self._dataset, self._snapshot = loader.dataset, (now, kept)
             self._inner = self._over(cached, loader)
         elif self._view is not None:  # take over the epoch, and what the user has changed
             self._view.__dict__.update(state_of(loader), **self._changed)
@@ -139,18 +140,19 @@ class H5Session(Session):
         return registry.load("stock")(view=view).open(self._view)  # type: ignore[call-arg]
 
 
-def _snapshot(dataset: Any) -> tuple[Any, list[Any]]:
-    """Return what shows a change of ``dataset``, without reading a sample, and its transforms.
+def _snapshot(loader: Specification) -> tuple[Any, list[Any]]:
+    """Return what shows a change of the dataset, without reading a sample, or of the functions.
 
-    The first has the ids of the transforms, which have to be kept: the id of a dead object may be
-    given to another one.
+    The first has the ids of the second, the transforms and functions, which have to be kept: the
+    id of a dead object may be given to another one.
     """
+    dataset: Any = loader.dataset
     members = [member for found in find_chains(dataset) for member in found.members]
-    transforms = [member.transform for member in members]
+    kept = [member.transform for member in members] + [loader.collate_fn, loader.worker_init_fn]
     if isinstance(dataset, CachedDataset):
-        transforms.append(dataset.transform)
+        kept.append(dataset.transform)
     states = [equal_state(each.transform) for each in members if each.torchvision is not None]
-    return (len(dataset), states, list(map(id, transforms))), transforms
+    return (len(dataset), states, list(map(id, kept))), kept
 
 
 def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:
