@@ -19,6 +19,7 @@ __all__ = [
     "overridden",
     "own_iteration",
     "sampling_of",
+    "show_workers",
     "size_of_batches",
     "state_of",
     "view_of",
@@ -152,6 +153,12 @@ def state_of(loader: DataLoader[Any]) -> dict[str, Any]:
     end only when the garbage collector finds it.
     """
     return {name: value for name, value in vars(loader).items() if name not in _OPEN}
+
+
+def show_workers(loader: DataLoader[Any] | None, view: DataLoader[Any] | None) -> None:
+    """Put the persistent workers of ``view`` where Lightning and others shut down ``loader``'s."""
+    if loader is not None:
+        loader.__dict__["_iterator"] = None if view is None else vars(view).get("_iterator")
 
 
 _OPEN = ("_opened", "_session")

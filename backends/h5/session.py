@@ -30,7 +30,7 @@ from dataloaders.cache.sample.cut import equal_state
 from dataloaders.cache.sample.sample import Classes, namedtuples_in
 from dataloaders.errors import CacheError
 from dataloaders.replaying.tail import DeviceTail
-from dataloaders.specification import state_of, view_of
+from dataloaders.specification import show_workers, state_of, view_of
 from dataloaders.transforms.find import find_chains
 
 from .batches import Batches, finishes_floats, proved
@@ -82,19 +82,13 @@ class H5Session(Session):
         if self._batches is not None:
             self._batches.close()
         self._inner = self._view = self._batches = self._dataset = None
-        self._show_workers()
+        show_workers(self._loader(), None)
 
     def _begin(self, iterator: Any) -> None:
         if self._batches is not None:
             # Torch draws this seed at iter() anyway, so nothing more is drawn.
             self._batches.begin(int(iterator._base_seed))
-        self._show_workers()
-
-    def _show_workers(self) -> None:
-        """Keep persistent workers where torch does: Lightning and others shut them down there."""
-        loader = self._loader()
-        if loader is not None:
-            loader.__dict__["_iterator"] = None if self._view is None else self._view._iterator
+        show_workers(self._loader(), self._view)
 
     def _opened(self) -> Session:
         loader = self._loader()

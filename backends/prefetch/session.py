@@ -63,7 +63,7 @@ class PrefetchSession(Session):
             self._refresh(loader, device)
             pipeline = self._free_pipeline(device)
             batches = self._begun(pipeline, loader.timeout)
-            self._show_workers(loader)
+            specification.show_workers(loader, self._specification)
             pipeline.batches = weakref.ref(batches)
         return batches
 
@@ -81,13 +81,7 @@ class PrefetchSession(Session):
         """End the thread, once a running epoch is over, and the inner session."""
         self._pipeline = None
         self._inner.close()
-        loader = self._loader()
-        if loader is not None:
-            self._show_workers(loader)
-
-    def _show_workers(self, loader: Specification) -> None:
-        """Keep persistent workers where torch does: Lightning and others shut them down there."""
-        loader.__dict__["_iterator"] = self._specification.__dict__.get("_iterator")
+        specification.show_workers(self._loader(), self._specification)
 
     def _refresh(self, loader: Specification, device: torch.device | None) -> None:
         """Update the specification to the loader as it is now, with the attributes that change."""

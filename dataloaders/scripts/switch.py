@@ -17,7 +17,7 @@ from typing import Any
 from dataloaders.batches.tree import Batch
 from dataloaders.loader import DataLoader, wrap
 from dataloaders.scripts.loops import Loader, Original
-from dataloaders.specification import overridden, view_of
+from dataloaders.specification import overridden, show_workers, view_of
 
 _NOT_TORCHS = set(inspect.getfullargspec(wrap).kwonlyargs)
 
@@ -49,7 +49,7 @@ def switched(*, explain: bool = False) -> Callable[[Loader, Original], Iterator[
         state = vars(loader)
         wrapped.__dict__.update({name: state[name] for name in state.keys() - _NOT_TORCHS})
         epoch: Iterator[Batch] = iter(wrapped)
-        state["_iterator"] = wrapped._iterator  # frameworks shut persistent workers down there
+        show_workers(loader, wrapped)
         return epoch
 
     return iterate
