@@ -36,7 +36,7 @@ from dataloaders.cache.build.source import ONE_FILE_BYTES, Options, Source, warn
 from dataloaders.cache.build.workers import make_parts
 from dataloaders.cache.format.codecs import refuse_missing
 from dataloaders.cache.format.compress import Compressed
-from dataloaders.cache.format.disk import sync, writing
+from dataloaders.cache.format.disk import rename
 from dataloaders.cache.format.entries import MOST_SHARDS, is_shard_name
 from dataloaders.cache.format.hdf5 import refuse_no_h5py
 from dataloaders.cache.format.index import Index
@@ -354,9 +354,7 @@ class _Builder:
         if one_file is None:
             one_file = sum(part.index.file_bytes for part in parts) <= ONE_FILE_BYTES
         if len(parts) == 1:
-            with writing(self.path.parent):
-                parts[0].path.rename(self.path)
-                sync(self.path.parent)
+            rename(parts[0].path, self.path)
             one_file = True
         else:
             pace = Pace(range(self.source.length))

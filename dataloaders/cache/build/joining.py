@@ -27,7 +27,7 @@ from dataloaders.cache.build.parts import (
 from dataloaders.cache.format.attributes import differences
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.compress import Compressed
-from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
+from dataloaders.cache.format.disk import free_bytes, rename, size_of, writing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.read.reader import CachedDataset
@@ -139,9 +139,7 @@ def combined(
             table = combined_table(opened, target.parent, one_file=one_file)
             whole = sum(entry.bytes for entry in table.entries)
             write_cache(path, about, table, count_written)
-            sync(path)
-            path.rename(target)
-            sync(target.parent)
+            rename(path, target)
     finally:
         path.unlink(missing_ok=True)
     return Index.parse(str(target))

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloaders.cache.format.block import parts_folder
-from dataloaders.cache.format.disk import sync, writing
+from dataloaders.cache.format.disk import rename, sync, writing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.shards import first_of
 from dataloaders.errors import CacheError
@@ -144,7 +144,7 @@ class BuildFolder:
                 self.path.mkdir(exist_ok=True)
                 unfinished = unfinished_at(self._settings)
                 unfinished.write_text(json.dumps(now))
-                unfinished.rename(self._settings)
+                rename(unfinished, self._settings)
                 sync(self.path.parent)
         self.fingerprint, self._known = now, {}
 
@@ -157,10 +157,7 @@ class BuildFolder:
     def finish(self, written: Part) -> Part:
         """Sync a part that has been written, and give it its name; CacheError: the disk is full."""
         part = replace(written, path=self.part_path(written.samples.start))
-        with writing(self.path):
-            sync(written.path)
-            written.path.rename(part.path)
-            sync(self.path)
+        rename(written.path, part.path)
         return part
 
     def begun(self) -> dict[str, Any] | None:

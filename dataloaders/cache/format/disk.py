@@ -45,6 +45,18 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
+def rename(written: Path, target: Path) -> None:
+    """Give a finished file its name: whenever power is lost, ``target`` is old or new, and whole.
+
+    Raises:
+        CacheError: as in `writing`.
+    """
+    with writing(target.parent):
+        sync(written)
+        written.rename(target)
+        sync(target.parent)
+
+
 def size_of(count: float) -> str:
     """Return ``3.2 GiB``."""
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
