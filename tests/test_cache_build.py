@@ -551,7 +551,7 @@ def test_a_folder_with_the_name_of_a_part_stays(path):
 
 def test_caches_whose_names_differ_by_h5_share_neither_parts_nor_unfinished_files(path):
     others = path.with_name(f".{path.name}.12345678.tmp")  # what another process would write now
-    sizes = {path: SIZE, path.with_suffix(""): SIZE - 1}
+    sizes = {path: SIZE, path.with_suffix(""): SIZE - 1, path.with_name("a..h5"): SIZE - 2}
     for each, size in sizes.items():
         build(Numbered(size), each, rows=10, single_file=False)
         others.touch()

@@ -70,10 +70,11 @@ def open_file(name: str) -> int:
 def parts_folder(path: str | os.PathLike[str]) -> Path:
     """Return the folder of the parts of the cache at ``path``: ``train.parts`` of ``train.h5``.
 
-    That of ``train`` is ``train..parts``: the two share none.
+    That of ``train`` is ``train-parts``, so that no two caches share a folder.
     """
     target = Path(os.path.realpath(path))
-    return target.with_name(f"{target.stem if target.suffix == '.h5' else target.name + '.'}.parts")
+    is_h5 = target.suffix == ".h5"
+    return target.with_name(f"{target.stem}.parts" if is_h5 else f"{target.name}-parts")
 
 
 def block_for(text: int) -> int:

@@ -71,7 +71,8 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
             damages += found
             done += shard.file_bytes
             progress(done, index.all_bytes)
-    if "first" in index.fingerprint and joined.absolute().parent.suffix != ".parts":
+    is_part = joined.absolute().parent.name.endswith((".parts", "-parts"))
+    if "first" in index.fingerprint and not is_part:
         length = shown(index.fingerprint.get("length"))
         what = f"it is a part, with {index.samples} of {length} samples, and no whole cache"
         damages.insert(0, Damage(0, index.file_bytes, what))
