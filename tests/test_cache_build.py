@@ -8,6 +8,7 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import sys
 import threading
 import time
@@ -524,6 +525,19 @@ def test_paths_that_cannot_be(tmp_path):
     for name in ("a.h5", "b.h5"):
         with pytest.raises(CacheError, match="would hold the parts, and is a link or a file"):
             build(Numbered(), tmp_path / name)
+
+
+def test_a_pipe_that_has_the_name_of_a_file_of_a_build_is_waited_for_by_no_build(path):
+    folder, dataset = path.with_suffix(".parts"), Numbered(SIZE)
+    folder.mkdir()
+    os.mkfifo(folder / "00000.h5")
+    os.mkfifo(path.with_name(".a.h5.lock"))
+    for kind in (stat.S_IFIFO, stat.S_IFSOCK):
+        os.mknod(folder / "build.json", kind | 0o600)
+        with pytest.raises(CacheError, match=r"build\.json is no plain file; delete it"):
+            build(dataset, path)
+        (folder / "build.json").unlink()
+    assert len(build(dataset, path)) == SIZE
 
 
 @pytest.mark.parametrize("rows", [10, SIZE])

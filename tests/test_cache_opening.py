@@ -228,6 +228,15 @@ def test_without_a_path_what_a_dataset_holds_is_not_copied(opened_before, size, 
         assert bool(opened(dataset)[1]) == is_read
 
 
+def test_a_note_that_is_a_pipe_is_not_waited_for(opened_before):
+    folder, opened = opened_before
+    for note in (folder.parent / "cache" / "h5").glob("*.json"):
+        note.unlink()
+        os.mkfifo(note)
+    with pytest.raises(CacheError, match=r"\.json is no plain file; delete it"):
+        opened(Files(folder))
+
+
 def a_note_cut_short(folder):
     for note in (folder.parent / "cache" / "h5").glob("*.json"):
         note.write_text(note.read_text()[:-9])

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloaders.cache.format.block import parts_folder
-from dataloaders.cache.format.disk import rename, sync, writing
+from dataloaders.cache.format.disk import open_plain, rename, sync, writing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.shards import first_of
 from dataloaders.errors import CacheError
@@ -161,9 +161,14 @@ class BuildFolder:
         return part
 
     def begun(self) -> dict[str, Any] | None:
-        """Return the fingerprint of the unfinished build; None: there is none that can be read."""
+        """Return the fingerprint of the unfinished build; None: there is none that can be read.
+
+        Raises:
+            CacheError: something else, such as a named pipe, has its file's name.
+        """
         try:
-            found: dict[str, Any] = json.loads(self._settings.read_text())
+            with open(open_plain(self._settings, "delete it, and build again")) as file:
+                found: dict[str, Any] = json.load(file)
             good = type(found["length"]) is int
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None

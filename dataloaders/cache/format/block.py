@@ -9,12 +9,12 @@ byte 64  text: JSON, ASCII, keys sorted
 from __future__ import annotations
 
 import os
-import stat
 import struct
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from dataloaders.cache.format.disk import open_plain
 from dataloaders.errors import CacheError
 
 MAGIC = b"\x89DLCACHE\r\n\x1a\n"
@@ -46,8 +46,7 @@ def digest_at(descriptor: int) -> str:
 def open_file(name: str) -> int:
     """Return a descriptor for reading ``name``; a CacheError says why there is none."""
     try:
-        # Not blocking, so that a named pipe is an error and not a wait for its writer.
-        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+        return open_plain(name, "give the path of a file that precompute() built")
     except FileNotFoundError as error:
         unfinished = parts_folder(name)
         if unfinished.is_dir():
@@ -59,12 +58,6 @@ def open_file(name: str) -> int:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CacheError(f"the cache {name} cannot be opened: {reason}") from error
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        what = "a folder" if stat.S_ISDIR(mode) else "no plain file"
-        raise CacheError(f"{name} is {what}; give the path of a file that precompute() built")
-    return descriptor
 
 
 def parts_folder(path: str | os.PathLike[str]) -> Path:

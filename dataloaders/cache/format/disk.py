@@ -1,9 +1,10 @@
-"""Room on the disk, and what is said when there is none."""
+"""Files on the disk: opened, synced, renamed; room, and what is said when there is none."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,20 @@ def writing(folder: str | Path) -> Iterator[None]:
             f"writing in {folder} failed: {error.strerror or error}; {room}. What was finished is "
             f"kept: {first}start it again with the same arguments to go on"
         ) from error
+
+
+def open_plain(path: str | Path, instead: str) -> int:
+    """Return a descriptor for reading a plain file: to open a named pipe may wait for its writer.
+
+    Raises:
+        CacheError: there is something else, which ``instead`` says how to avoid.
+        OSError: as of ``os.open``.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no plain file"
+        raise CacheError(f"{path} is {what}; {instead}")
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
 
 def sync(path: Path) -> None:

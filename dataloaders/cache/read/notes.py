@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dataloaders.cache.format.disk import open_plain
 from dataloaders.observing.opened import Files, add, unchanged
 
 _LARGEST = 1 << 28  # bytes of a pickle: to hash more takes longer than to read some samples
@@ -46,7 +47,8 @@ class Note:
     def recall(self) -> Path | None:
         """Return the path of the cache; None: it is not known, or does not exist."""
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            says = json.loads(self._path.read_text())  # type: ignore[union-attr]
+            with open(open_plain(self._path, "delete it")) as file:  # type: ignore[arg-type]
+                says = json.load(file)
             path = self._path.with_name(says["cache"])  # type: ignore[union-attr]
             if unchanged(says["files"]) and path.exists():
                 return path
