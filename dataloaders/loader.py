@@ -28,7 +28,7 @@ from dataloaders.errors import (
     UnknownBackend,
 )
 from dataloaders.plan import Plan
-from dataloaders.specification import check_device, own_iteration, state_of
+from dataloaders.specification import check_device, own_iteration, own_length, state_of
 from dataloaders.tuning import auto
 
 __all__ = ["BACKEND_VARIABLE", "DataLoader", "wrap"]
@@ -88,7 +88,9 @@ class DataLoader(_TorchLoader[T_co]):
     _opened: tuple[str | Backend, int] | None = None
     _given_epoch: int | None = None
     _iterations: int = 0
-    _source: _TorchLoader[Any] | None = None  # a wrapped loader that iterates in its own way
+    # A wrapped loader that iterates in its own way; and one whose own len() counts.
+    _source: _TorchLoader[Any] | None = None
+    _sized: _TorchLoader[Any] | None = None
 
     def __init__(
         self,
@@ -169,8 +171,9 @@ class DataLoader(_TorchLoader[T_co]):
         return batches
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch, as torch's loader counts them."""
-        return super().__len__() if self._source is None else len(self._source)
+        """Return the number of batches in an epoch, as torch's or the wrapped loader counts."""
+        own = own_length(self)
+        return super().__len__() if own is None else len(own)
 
     def explain(self) -> Plan:
         """Return what will run where for this loader, stage by stage; print it. Never raises."""
@@ -305,7 +308,8 @@ def wrap(
             "seed= cannot reach; wrap a loader that inherits __iter__ from torch's"
         )
     # Written to __dict__, because torch's __setattr__ refuses some names on a finished loader.
-    wrapped.__dict__.update(_state_of(loader), _iterator=None, _source=source)
+    sized = own_length(loader)
+    wrapped.__dict__.update(_state_of(loader), _iterator=None, _source=source, _sized=sized)
     wrapped.backend, wrapped.device = backend, device
     wrapped.seed, wrapped.on_error = seed, on_error
     return wrapped

@@ -18,6 +18,7 @@ __all__ = [
     "other_iteration",
     "overridden",
     "own_iteration",
+    "own_length",
     "sampling_of",
     "show_workers",
     "size_of_batches",
@@ -33,7 +34,7 @@ def batches_in(loader: Any) -> int | None:
     iterable dataset, and warns when more batches come; this function leaves no trace.
     """
     try:
-        if not isinstance(loader, DataLoader) or loader.__dict__.get("_source") is not None:
+        if not isinstance(loader, DataLoader) or own_length(loader) is not None:
             return len(loader)
         if isinstance(loader.dataset, IterableDataset):
             size = len(loader.dataset)  # type: ignore[arg-type]
@@ -86,6 +87,14 @@ def own_iteration(loader: DataLoader[Any]) -> DataLoader[Any] | None:
         return source
     overrides = kind.__iter__ is not DataLoader.__iter__ or overridden(kind) is not None
     return loader if overrides else None
+
+
+def own_length(loader: DataLoader[Any]) -> DataLoader[Any] | None:
+    """Return the loader whose own ``len()`` counts; None if torch's serves. As `own_iteration`."""
+    if hasattr(type(loader), "_sized"):  # this package's DataLoader
+        sized: DataLoader[Any] | None = vars(loader).get("_sized")
+        return own_iteration(loader) if sized is None else sized
+    return None if type(loader).__len__ is DataLoader.__len__ else loader
 
 
 def overridden(kind: type[DataLoader[Any]]) -> str | None:

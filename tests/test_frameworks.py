@@ -1,5 +1,6 @@
 """Lightning, Fabric, Accelerate and torch.distributed take the loader as torch's own."""
 
+import copy
 import warnings
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils.data import TensorDataset
 from backends.stock import Stock
 from dataloaders import DataLoader, wrap
 from helpers.compare import assert_same, seed_everything
-from helpers.datasets import MapDataset, pair_sample
+from helpers.datasets import CountingStream, MapDataset, pair_sample
 
 TorchLoader = torch.utils.data.DataLoader
 DATASET = TensorDataset(torch.arange(12.0).reshape(12, 1), torch.arange(12.0))
@@ -145,6 +146,17 @@ def doubled(kind):
             return 7
 
     return Doubled
+
+
+@pytest.mark.parametrize("dataset", [DATASET, CountingStream(9)])
+def test_a_subclass_that_overrides_only_len_keeps_its_length(dataset):
+    class Sized(TorchLoader):
+        def __len__(self):
+            return 7
+
+    wrapped = wrap(Sized(dataset, batch_size=2), backend="stock")
+    assert len(wrapped) == len(copy.copy(wrapped)) == len(wrap(wrapped)) == 7
+    assert_same(list(wrapped), list(TorchLoader(dataset, batch_size=2)))
 
 
 def backwards(kind):
