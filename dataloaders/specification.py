@@ -94,7 +94,8 @@ def own_length(loader: DataLoader[Any]) -> DataLoader[Any] | None:
     if hasattr(type(loader), "_sized"):  # this package's DataLoader
         sized: DataLoader[Any] | None = vars(loader).get("_sized")
         return own_iteration(loader) if sized is None else sized
-    return None if type(loader).__len__ is DataLoader.__len__ else loader
+    its = getattr(type(loader), "__len__", None)
+    return None if its is DataLoader.__len__ else loader
 
 
 def overridden(kind: type[DataLoader[Any]]) -> str | None:

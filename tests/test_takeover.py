@@ -142,6 +142,17 @@ def test_a_program_that_trains_without_a_loader_is_ended(script, status, command
     assert "trained without a torch.utils.data.DataLoader" in (done.err if status else done.out)
 
 
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_program_that_would_become_another_one_is_ended(measured, command):
+    script = "for _, batch in zip(range(6), rows(9)): optimizer.step()\n" if measured else ""
+    script += "if os.fork() == 0: os.execlp('true', 'true')\nassert os.wait()[1] == 0\n"
+    script += "try: os.execvp('python', ['python', 'train it.py'])\nexcept Exception: pass\n"
+    Path("train.py").write_text("import os\n" + HEAD + script)
+    done = command("check", "--budget", 3, "--no-predict", "train.py", status=3 * (not measured))
+    said = "called os.execv to become python 'train it.py', which could not be measured: make"
+    assert said in " ".join((done.out if measured else done.err).split())
+
+
 def test_untouched_loops_draw_what_they_always_draw(command):
     script = """
 torch.manual_seed(3)

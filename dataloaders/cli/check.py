@@ -255,7 +255,7 @@ def _how_it_ended(takeover: Takeover, outcome: Outcome, enough: bool) -> list[st
     elif failed or outcome.ending == "interrupted":
         how = f"{'the script failed' if failed else 'interrupted'} {so_far}"
     elif takeover.left_for is not None:
-        how = f"the script left this loop {so_far}; it then trained {takeover.left_for}"
+        how = f"the script left this loop {so_far}; it then {takeover.left_for}"
     else:
         how = f"the script ended by itself {after}, before enough was measured; "
         how += "give it more epochs, or a smaller --budget"

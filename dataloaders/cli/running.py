@@ -132,7 +132,7 @@ def no_loader(takeover: Takeover, outcome: Outcome, started: int = 0) -> int:
     lines = [f"no loader was taken over; the script iterated {len(takeover.seen)} of them"]
     lines += [f"  {seen.number}. {seen.description}: {seen.why_not}" for seen in takeover.seen]
     if takeover.left_for is not None:
-        lines.append(f"the script was ended, since it trained {takeover.left_for}")
+        lines.append(f"the script was ended, since it {takeover.left_for}")
     if outcome.ending == "raised":
         lines.append("the script failed before that")
     elif takeover.seen:

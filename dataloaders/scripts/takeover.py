@@ -17,12 +17,15 @@ from __future__ import annotations
 import functools
 import math
 import os
+import shlex
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from unittest import mock
 
 import torch
 
@@ -99,7 +102,7 @@ class Takeover:
         self.taken: Seen | None = None  # the one handed to measure
         self.steps = 0  # batches of the measurement that the loop was given
         self.beyond = 0  # the most batches past the end of an epoch
-        self.left_for: str | None = None  # how the program trained when it was ended for that
+        self.left_for: str | None = None  # what the program did when it was ended for that
         self.last: Seen | None = None  # the loader that gave the program its last batch
         self.thread: threading.Thread | None = None  # of the measured loop
         # The number and the time of the first optimizer step after the last batch of any loader.
@@ -118,16 +121,18 @@ class Takeover:
         self._measured: weakref.ref[Loop] | None = None
         self._asked_at = math.inf  # when it got its last batch
         self._refused_at: int | None = None  # optimizer steps when a loop was first refused
-        self._patches = replaced_iter(self._iterate)
+        self._patches = ExitStack()
 
     def __enter__(self) -> Takeover:
-        self.optimizers.__enter__()
-        self._patches.__enter__()
+        self._patches.enter_context(self.optimizers)
+        self._patches.enter_context(replaced_iter(self._iterate))
+        for name in ("execv", "execve"):  # which all others call
+            become = functools.partial(self._become, os.getpid(), getattr(os, name))
+            self._patches.enter_context(mock.patch.object(os, name, become))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._patches.__exit__(None, None, None)
-        self.optimizers.__exit__()
+        self._patches.close()
 
     @property
     def refused(self) -> bool:
@@ -195,7 +200,9 @@ class Takeover:
         if time.monotonic() - self._asked_at > self._patience_s:
             what = loop.seen.description
             number = next(one.number for one in self.seen if one.description == what)
-            self.left_for = f"with loader {number} ({what}): measure that with --loader {number}"
+            self.left_for = (
+                f"trained with loader {number} ({what}): measure that with --loader {number}"
+            )
             stop(self._stuck)
         return False
 
@@ -205,8 +212,18 @@ class Takeover:
         first, since = self.alone_since = self.alone_since or (steps, now)
         late = steps - first > _MOST_STEPS_REFUSED and now - since > self._patience_s
         if late and self._measured_loop() is None:
-            self.left_for = "without a torch.utils.data.DataLoader"
+            self.left_for = "trained without a torch.utils.data.DataLoader"
             stop(self._stuck)
+
+    def _become(self, pid: int, own: Callable[..., Any], path: Any, argv: Any, *env: Any) -> None:
+        """End the program in place of becoming another one, which nobody would watch."""
+        if os.getpid() != pid:  # a fork, as of pty.spawn(): the program itself goes on
+            own(path, argv, *env)
+        self.left_for = (
+            f"called os.{own.__name__} to become {shlex.join(map(os.fsdecode, argv))}, which could "
+            "not be measured: make that call, and what it is for, in the shell"
+        )
+        stop(self._stuck)
 
     def _refuse(self, seen: Seen, why_not: str) -> None:
         """Note why a training loop cannot be measured; end the program if that loop goes on."""
