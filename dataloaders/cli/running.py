@@ -58,6 +58,8 @@ def refuse_unfit(target: Target, command: str) -> None:
 def refuse_missing_folders(*paths: str | None) -> None:
     """Raise OptionError if a folder to write to does not exist."""
     for path in paths:
+        if path is not None and Path(path).is_dir():
+            raise OptionError(f"{path!r} is a folder; give the path of a file to write")
         if path is not None and not Path(path).parent.is_dir():
             raise OptionError(
                 f"{path!r}: the folder {str(Path(path).parent)!r} does not exist; "

@@ -14,6 +14,7 @@ The program gets its own ``__main__``, ``sys.argv`` and ``sys.path[0]``, so ``if
 from __future__ import annotations
 
 import io
+import os
 import runpy
 import sys
 import threading
@@ -67,8 +68,9 @@ class Target:
     def refuse_missing(self) -> None:
         """Raise ScriptError if it names a file that does not exist."""
         path = Path(self.name)
-        if self.kind == "file" and not path.is_file():
-            what = "is a folder" if path.is_dir() else "does not exist"
+        if self.kind == "file" and not (path.is_file() and os.access(path, os.R_OK)):
+            what = "cannot be read" if path.exists() else "does not exist"
+            what = "is a folder" if path.is_dir() else what
             raise ScriptError(
                 f"{self.name!r} {what}; give the path of a Python file, or -m and a module's name"
             )
