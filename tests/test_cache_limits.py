@@ -103,7 +103,9 @@ def test_a_compressed_row_that_is_larger_than_the_index_says(path):
     changed(path, 0, most_values=1 << 26)
     assert said(path) == [("sample", 1 << 26, None)]
     one_piece = {"packing.piece": 1_000_000, "packing.pieces.1": 2}
+    whole = path.read_bytes()
     for values in (one_piece, {"most_values": (1 << 26) + 1}):  # of four bytes each
+        path.write_bytes(whole)
         changed(path, 0, **values)
         with pytest.raises(CacheError, match="is malformed: packing of column 'sample' is"):
             CachedDataset(path)
