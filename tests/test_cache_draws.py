@@ -2,6 +2,8 @@
 
 import io
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -141,3 +143,15 @@ def test_a_seeded_draw_that_puts_the_state_back_is_no_draw(path):
 
     cached = precompute(Made(sample, 50), path, num_workers=0)
     assert all(torch.equal(cached[index], sample(index)) for index in range(50))
+
+
+def test_builds_in_two_threads_do_not_see_each_others_draws(tmp_path):
+    def sample(index):
+        time.sleep(0.001)
+        return index
+
+    def built(name):
+        return len(precompute(Made(sample, 100), tmp_path / name, num_workers=0))
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(built, ["a.h5", "b.h5"])) == [100, 100]

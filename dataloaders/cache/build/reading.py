@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
@@ -24,6 +25,9 @@ from dataloaders.options import option
 
 BYTES_PER_LEAF = 200
 """What a leaf takes in memory besides its values, about."""
+
+IN_THIS_PROCESS = threading.RLock()
+"""Held while samples are read here: another thread's draws would be taken for theirs."""
 
 STAY_LIVE = (
     "Take what is random out of the dataset (a torchvision Compose as transform= stays live from "

@@ -23,7 +23,7 @@ from torch.utils.data import IterableDataset, MapDataPipe
 from dataloaders.cache.build.estimation import Estimate
 from dataloaders.cache.build.parts import BuildFolder, samples_of
 from dataloaders.cache.build.progress import BuildProgress
-from dataloaders.cache.build.reading import Failure
+from dataloaders.cache.build.reading import IN_THIS_PROCESS, Failure
 from dataloaders.cache.build.rows import PART_BYTES, PART_SECONDS, Maker
 from dataloaders.cache.build.study import Study, described, ways_to_cut
 from dataloaders.cache.format.attributes import attributes_of
@@ -148,7 +148,8 @@ class Source:
             compress=self.compress,
         )
         if options.num_workers == 0:
-            study()
+            with IN_THIS_PROCESS:
+                study()
         else:
             loader = options.loader
             if loader is None:

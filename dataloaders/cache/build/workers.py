@@ -19,7 +19,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 from torch.utils.data import DataLoader
 
 from dataloaders.cache.build.parts import BuildFolder, Part
-from dataloaders.cache.build.reading import Failure, not_interrupted
+from dataloaders.cache.build.reading import IN_THIS_PROCESS, Failure, not_interrupted
 from dataloaders.cache.build.rows import Maker
 from dataloaders.cache.build.source import Source
 from dataloaders.errors import add_note
@@ -47,9 +47,10 @@ def make_parts(
     """
     maker = source.maker(folder)
     if not workers:
-        for task in tasks:
-            for part in maker(task):
-                finished(part)
+        with IN_THIS_PROCESS:
+            for task in tasks:
+                for part in maker(task):
+                    finished(part)
         return
     context, init = source.options.multiprocessing_context, source.options.worker_init_fn
     if context is None or isinstance(context, str):
