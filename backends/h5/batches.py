@@ -144,14 +144,17 @@ class Batches(WholeBatches):
         is_stacked = len(kinds) == 1 and next(iter(kinds)).partition(":")[0] in _STACKED
         # Most are copied once, from the file into the batch. In a leaf, a bool is 0 or 1.
         dtype = np.dtype(entry.dtype)
+        are_numbers = kinds in ({"int"}, {"float"})
         is_as_stored = kinds <= {"array", f"tensor:{dtype.name}"} and dtype != np.bool_
 
         def make(rows: Sequence[Located], draws: Draws) -> Any:
-            if is_stacked and is_as_stored:
+            if are_numbers or (is_stacked and is_as_stored):
                 leaves = [each for _, each in read_column(rows, number, ColumnReader.stored)]
             else:
                 leaves = read_column(rows, number, ColumnReader.leaf)
             try:
+                if are_numbers:
+                    return torch.from_numpy(np.array(leaves))
                 if not is_stacked:
                     return default_collate(leaves)
                 tensors = [torch.as_tensor(leaf) for leaf in leaves]
