@@ -293,7 +293,7 @@ def test_samples_are_read_in_another_process():
     assert any("read elsewhere" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_step_of_several_threads_is_run_with_workers_after_its_only_epoch(fails, monkeypatch):
     monkeypatch.setitem(candidates.__globals__, "_RUN_S", 0.05)
     monkeypatch.setitem(candidates.__globals__, "_ROOM", 60)  # there is no time for a second run
@@ -392,8 +392,11 @@ def test_advice_is_what_the_predictions_leave_to_do(found, advice, last, monkeyp
     assert all(map(str.startswith, report.advice, advice))
     assert str(report).splitlines()[-1].startswith(last)
     assert "let worker processes" not in str(report)
-    alone = on_played_time(Waiting, 0.004, 0.002, predict=False)
-    assert alone.advice[0].startswith("let worker processes prepare batches")
+
+
+def test_advice_without_predictions():
+    report = on_played_time(Waiting, 0.004, 0.002, predict=False)
+    assert report.advice[0].startswith("let worker processes prepare batches")
 
 
 def test_workers_are_predicted_and_a_sampler_and_its_draws_left_alone():
