@@ -23,12 +23,14 @@ def main(arguments: list[str] | None = None) -> int:
         print("bench --gpu: torch sees no CUDA device here; nothing was run")
         return 0
     cases = [case for case in discover() if case.gpu == options.gpu or every]
+    matches = str.__eq__ if options.alone else str.startswith
     for name in options.names:
-        if not any(case.name.startswith(name) for case in cases):
+        if not any(matches(case.name, name) for case in cases):
             known = ", ".join(case.name for case in cases)
             print(f"bench: no case is called {name}; the names are: {known}")
             return 2
-    cases = [case for case in cases if case.name.startswith(tuple(options.names or [""]))]
+    if options.names:
+        cases = [case for case in cases if any(matches(case.name, one) for one in options.names)]
     if options.gpu and not every:
         target = options.json or RESULTS / "gpu.json"
         return gpu.run(cases, target, options.budget, tiny=options.tiny, tests=not options.names)

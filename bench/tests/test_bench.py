@@ -103,6 +103,8 @@ def test_the_command_line(capsys):
     assert "stock_gather\n  What does" in capsys.readouterr().out
     assert main(["no_such_case", "--tiny"]) == 2
     assert "no case is called no_such_case; the names are: " in capsys.readouterr().out
+    assert main(["--list", "--alone", "h5"]) == 0
+    assert len([line for line in capsys.readouterr().out.splitlines() if line[0] != " "]) == 1
 
 
 def test_a_small_page_cache_keeps_the_newest_pages_of_a_file_and_drops_the_others(tmp_path):
