@@ -118,7 +118,7 @@ class Maker:
             return
         for index in range(max(samples.start, stop - _READ_BETWEEN_CHECKS), stop - 1):
             again = DrawDetector(_NO_SAMPLE)
-            with suppress(Exception):
+            with suppress(Exception):  # it may fail: it is read only to see whether it draws
                 read_row(self.cut, index, self.calls)
             if again.moved():
                 stop = index + 1

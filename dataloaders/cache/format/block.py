@@ -70,6 +70,11 @@ def parts_folder(path: str | os.PathLike[str]) -> Path:
     return target.with_name(f"{target.stem}.parts" if is_h5 else f"{target.name}-parts")
 
 
+def is_parts_folder(folder: Path) -> bool:
+    """Return whether a folder has a name as `parts_folder` gives it."""
+    return folder.name.endswith((".parts", "-parts"))
+
+
 def block_for(text: int) -> int:
     """Return the size of the user block for a text of so many bytes: a power of two."""
     return max(SMALLEST_BLOCK, 1 << (HEADER + text - 1).bit_length())

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.format.block import DIGEST, HEADER, open_file
+from dataloaders.cache.format.block import DIGEST, HEADER, is_parts_folder, open_file
 from dataloaders.cache.format.checksums import BLOCK, checksums
 from dataloaders.cache.format.entries import Extent, Shard
 from dataloaders.cache.format.index import Index
@@ -71,8 +71,7 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
             damages += found
             done += shard.file_bytes
             progress(done, index.all_bytes)
-    is_part = joined.absolute().parent.name.endswith((".parts", "-parts"))
-    if "first" in index.fingerprint and not is_part:
+    if "first" in index.fingerprint and not is_parts_folder(joined.absolute().parent):
         length = shown(index.fingerprint.get("length"))
         what = f"it is a part, with {index.samples} of {length} samples, and no whole cache"
         damages.insert(0, Damage(0, index.file_bytes, what))
