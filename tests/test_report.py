@@ -1,8 +1,10 @@
-"""What a report is written as: JSON and back, Markdown, a trace, a comparison."""
+"""What a report is written as: JSON and back, Markdown, a trace, a comparison, a page."""
 
 import itertools
 import json
 import math
+import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,12 +12,87 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from bench import picture
 from bench.check.played import HostOn, VirtualTime
 from dataloaders.bottleneck import Interval, Report, Step, check_bottleneck
-from dataloaders.errors import OptionError
+from dataloaders.bottleneck.causes.preparation import Call
+from dataloaders.errors import MissingDependency, OptionError
+from dataloaders.findings import Finding
 from dataloaders.predicting import Candidate
 from helpers.datasets import Waiting
-from helpers.reports import a_report, about
+
+HOSTILE = "</script><b onclick='x'>$a_b$ | `c` & \u6570"
+
+
+def about(seconds, share=0.04):
+    return Interval(seconds * (1 - share), seconds, seconds * (1 + share))
+
+
+def a_report(**changes):
+    """Return a full report of a loop of 33.7 ms a batch, 6.6 ms of it the step."""
+    real = [Step(0.034 * k, 0.027 + 0.004 * (k % 3), 0.0061) for k in range(20)]
+    alone = [Step(1 + 0.0066 * k, 0.0, 0.0066) for k in range(100)]
+    given = {
+        "verdict": "input-bound",
+        "speedup_bound": Interval(4.9, 5.13, 5.37),
+        "seconds_per_batch": {
+            "real": about(0.0337),
+            "synthetic": about(0.00657),
+            "host": about(0.0072),
+            "contended": about(0.0081),
+            "cold": about(0.0377),
+        },
+        "stalls": {
+            "fetch": about(0.004),
+            "prep": about(0.025),
+            "transfer": about(0.0006),
+            "contention": about(0.0015),
+        },
+        "smallest_gap": 0.046,
+        "loader": f"DataLoader over ImageFolder, {HOSTILE}",
+        "batch": "[float32 8x3x128x128, int64 8]",
+        "advice": ('let worker processes prepare batches: `num_workers="auto"`',),
+        "notes": (f"measured in loader 1: {HOSTILE}",),
+        "rounds": 5,
+        "seconds": 7.0,
+        "evidence": "blocks",
+        "machine": {"cores": "2 cores", "cpu": "a processor", "torch": "torch 2.15"},
+        "timeline": {"real": tuple(real), "synthetic": tuple(alone)},
+        "waits": {
+            "p50": 0.026,
+            "p99": 0.04,
+            "longest": 0.3,
+            "slow": ((17, f"photos/{HOSTILE}/{'long' * 20}.jpg", 0.3), (4, "", 0.12)),
+        },
+        "preparation": (
+            Call("read", 0.0004, 0.1),
+            Call("seldom", 0.00001, 0.003),
+            Call("decode", 0.0019, 0.48),
+            Call("RandomResizedCrop(size=(128, 128), scale=(0.08, 1.0))", 0.0012, 0.31),
+            Call(HOSTILE, 0.0004, 0.11),
+        ),
+        "candidates": (
+            Candidate("workers", {"num_workers": 2}, about(1.9), about(1.8)),
+            Candidate(
+                *("h5", {"backend": "h5"}, about(3.4, 0.1), about(3.1), "", about(0.0099, 0.1)),
+                *(12.0, 400 << 20, 3),
+            ),
+            Candidate("dali", reason="no GPU, and two cores are taken"),
+        ),
+        "findings": (
+            Finding(
+                "item",
+                f"`loss.item()` waits for the device {HOSTILE}",
+                f"{__file__}:1",
+                "The guide: Syncs, https://docs.pytorch.org/tutorials/recipes/tuning_guide.html",
+                about(0.0011),
+                anyway=True,
+            ),
+            Finding("tf32", "matmul_precision is not set", None, "the guide, on TF32"),
+        ),
+    }
+    return Report(**{**given, **changes})
+
 
 seconds = st.floats(0, 1e6)
 texts = st.text(max_size=8)
@@ -225,3 +302,139 @@ def test_markdown_of_a_report_with_few_figures(measured):
     nothing = replace(measured, speedup_bound=None, seconds_per_batch={}, stalls={}, advice=())
     assert nothing.to_markdown().startswith("### input-bound")
     assert "**Next:** let worker processes" in a_report(candidates=()).to_markdown()
+
+
+# The page
+
+
+HEADINGS = [
+    "What the step takes on each input",
+    "Where the time of a batch goes",
+    "What preparing a sample costs",
+    "How long the step waits for a batch",
+    "What each change would gain",
+    "Some steps",
+    "What slows the step down",
+    "Compared with before",
+    "Advice and notes",
+    "Environment",
+]
+
+
+def nothing_known():
+    """A report of a check that was interrupted."""
+    found = {"speedup_bound": None, "smallest_gap": None, "evidence": None, "waits": None}
+    empty = {"seconds_per_batch": {}, "stalls": {}, "timeline": {}, "machine": {}}
+    rows = dict.fromkeys(("advice", "notes", "preparation", "candidates", "findings"), ())
+    return replace(a_report(verdict="inconclusive"), **found, **empty, **rows)
+
+
+@pytest.fixture(scope="module")
+def full():
+    """The page of a full report, compared with one whose loader's name wants escaping."""
+    return a_report().to_html(against=a_report(loader=HOSTILE, stalls={}))
+
+
+def headings(page):
+    return re.findall("<h2>(.*?)</h2>", page)
+
+
+def test_names_of_users_are_escaped_and_changes_and_findings_have_their_code(full):
+    assert "<b onclick" not in full
+    assert "</script" not in full
+    assert "$a_b$" in full  # no mathematics in a chart's labels
+    assert "DataLoader\nDataLoader(..., backend=&#34;h5&#34;)</code></pre>" in full
+    assert "h5: 3.10 x (2.98 to 3.22) as fast, measured; built once: about 12 s, 400 MiB" in full
+    assert "&#34;&#34;&#34;What a report is written as" in full  # the line that it names
+    assert "Saves 1.10 ms a batch (1.06 to 1.14)." in full
+    link = '<a href="https://docs.pytorch.org/tutorials/recipes/tuning_guide.html">'
+    assert f"{link}The guide: Syncs</a>" in full
+    assert "matmul_precision" not in full  # it waits for the step's verdict
+
+
+def test_the_page_has_its_sections_those_that_have_something_to_show(full):
+    assert "<h1><b>INPUT-BOUND</b>: the step waits" in full
+    assert headings(full) == HEADINGS
+    assert full.count("<svg ") == 5
+    page = nothing_known().to_html()
+    assert "<h1><b>INCONCLUSIVE</b>" in page
+    assert headings(page) == ["Environment"]
+    report = replace(
+        nothing_known(),
+        verdict="input-bound",
+        seconds_per_batch={"real": about(2.0), "synthetic": Interval(-math.inf, 1e-5, math.inf)},
+        stalls={"prep": about(1.99999)},
+        candidates=(replace(a_report().candidates[0], predicted=Interval(1.1, 1.2, math.inf)),),
+    )
+    assert report.to_html().count("<svg ") == 3
+
+
+def test_without_matplotlib_there_is_no_page_and_it_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in ("charts", "page"):
+        monkeypatch.delitem(sys.modules, f"dataloaders.bottleneck.outputs.{name}", raising=False)
+    with pytest.raises(MissingDependency, match=r"with: pip install 'gpu-.*\[check\]'"):
+        a_report().to_html()
+
+
+def test_without_a_sure_gain_the_page_begins_with_the_advice():
+    open_ones = tuple(
+        replace(one, predicted=Interval(0.9, 2.0, 3.0), measured=None)
+        for one in a_report().candidates
+    )
+    page = a_report(candidates=open_ones).to_html()
+    assert page.count("<table>") == 6
+    assert "<code>num_workers=&#34;auto&#34;</code>" in page.partition("</header>")[0]
+    assert "matmul_precision" in a_report(verdict="step-bound").to_html()
+
+
+# In a browser ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    try:
+        with picture.browser() as found:
+            yield found
+    except LookupError as error:
+        pytest.skip(f"{error}: see CONTRIBUTING.md")
+
+
+def colours(page):
+    """Return the brightness of the page, its text, and a chart's text: 0 to 765."""
+    found = page.evaluate(
+        "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,"
+        " getComputedStyle(document.querySelector('svg text')).fill]"
+    )
+    return [sum(map(int, one[one.index("(") + 1 : -1].split(",")[:3])) for one in found]
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1000])
+def test_the_page_fits_is_legible_and_prints_dark_on_white(chromium, full, width, scheme, tmp_path):
+    path, heard = tmp_path / "report.html", []
+    path.write_text(full, encoding="utf-8")
+    page = chromium.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("request", lambda request: heard.append(request.url))
+    page.goto(path.as_uri())
+    assert heard == [path.as_uri()]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    beyond = page.evaluate(
+        "[...document.querySelectorAll('main *')].filter(one => !one.closest('defs') &&"
+        " one.getBoundingClientRect().right > innerWidth).map(one => one.outerHTML.slice(0, 80))"
+    )
+    assert beyond == []
+    words = "[...document.querySelectorAll('td:last-child:not(.n)')]"
+    widths = page.evaluate(f"{words}.map(one => one.getBoundingClientRect().width)")
+    assert min(widths) > 100  # no column of single letters
+    paper, ink, chart = colours(page)
+    assert chart == ink
+    assert paper - ink > 500 if scheme == "light" else ink - paper > 500
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    page.emulate_media(media="print", color_scheme=scheme)
+    _, ink, chart = colours(page)
+    assert ink == chart < 200
+    page.close()

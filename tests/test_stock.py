@@ -1,17 +1,23 @@
-"""Stock: torch's own iterators, persistent workers where torch keeps them, plans."""
+"""Stock: torch's own iterators, its persistent workers, plans; the gather, equal to the bit."""
 
 import gc
 import os
 import warnings
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import Subset, TensorDataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import StackDataset, Subset, TensorDataset
+from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 from torchvision import transforms as v1
 
 from dataloaders import DataLoader, wrap
+from helpers.compare import assert_same, run_epochs
 from helpers.datasets import CountingStream, MapDataset
 from helpers.photos import folder
 from helpers.processes import wait_until_gone
@@ -150,3 +156,179 @@ def test_a_large_batch_can_be_resized():
     for dataset in (large, list(large)):
         (batch,) = DataLoader(dataset, 2)
         assert batch.resize_(4, 1 << 19).shape == (4, 1 << 19)
+
+
+# The gather
+
+
+TorchLoader = torch.utils.data.DataLoader
+
+
+def tensors(length=37):
+    return torch.arange(length * 3, dtype=torch.float32).reshape(length, 3), torch.arange(length)
+
+
+def dataset(length=37):
+    return TensorDataset(*tensors(length))
+
+
+def is_gathered(loader):
+    return "one indexed gather a batch" in str(loader.explain())
+
+
+DATASETS = {
+    "TensorDataset": dataset,
+    "Subset": lambda: Subset(dataset(), [3, 3, 1, 36, 0, 20]),
+    "Subset of negative indices": lambda: Subset(dataset(), [3, -1, 1, -37, 0, 20]),
+    "Subset by tensor": lambda: Subset(dataset(), torch.tensor([5, 4, 9])),
+    "Subset by array": lambda: Subset(dataset(), np.array([5, 4, 9])),
+    "Subset by int32 array": lambda: Subset(dataset(), np.array([5, 4, 9], dtype=np.int32)),
+    "Subset by range": lambda: Subset(dataset(), range(30, 4, -3)),
+    "Subset of Subset": lambda: Subset(Subset(dataset(), list(range(20, 37))), [0, 16, 5]),
+    "StackDataset tuple": lambda: StackDataset(*tensors()),
+    "StackDataset dict": lambda: StackDataset(y=tensors()[1], x=tensors()[0]),
+    "StackDataset of others": lambda: StackDataset(
+        a=dataset(5), b=Subset(dataset(), [4, 3, 2, 1, 0])
+    ),
+    "tensor": lambda: tensors()[0],
+    "tensor of scalars": lambda: tensors()[1],
+}
+
+
+@pytest.mark.parametrize("make", DATASETS.values(), ids=DATASETS.keys())
+def test_batches_and_default_generator_are_torchs(make):
+    for shuffle in (False, True):
+        options = {"batch_size": 4, "shuffle": shuffle}
+        theirs, ours = TorchLoader(make(), **options), DataLoader(make(), **options)
+        assert is_gathered(ours)
+        assert_same(run_epochs(ours), run_epochs(theirs), storage=True)
+
+
+def assert_as_torch(trace, where="value"):
+    """Assert that ``trace`` returns the same for our class of loaders and for torch's."""
+    found = []
+    for kind in (DataLoader, TorchLoader):
+        torch.manual_seed(3)
+        found.append(trace(kind))
+    assert_same(*found, where, storage=True)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=0, max_size=4),
+    dtype=st.sampled_from(
+        [
+            torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.uint8, torch.bool,
+            torch.int64, torch.uint16, torch.float8_e4m3fn,
+        ]
+    ),
+    layout=st.sampled_from(["plain", "channels_last", "transposed", "expanded"]),
+    rows=st.lists(st.integers(-6, 5), min_size=1, max_size=5),
+)  # fmt: skip
+def test_tensors_of_any_dtype_and_layout(shape, dtype, layout, rows):
+    tensor = torch.randint(0, 2, (6, *shape)).to(dtype)
+    if layout == "channels_last" and tensor.dim() == 4:
+        tensor = tensor.contiguous(memory_format=torch.channels_last)
+    elif layout == "transposed" and tensor.dim() > 1:
+        tensor = tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    elif layout == "expanded":
+        tensor = tensor[:1].expand(6, *shape)
+    data = TensorDataset(tensor)
+    assert_as_torch(lambda kind: list(kind(data, batch_size=3, sampler=rows)))
+
+
+ODD_KEYS = [
+    *([0, 37], [0, -38], [0, True], [True, True], [0, 10**30], [0, "a"], [0, None], [1.0, 2.0]),
+    *([[0, 1], [2, 3]], [slice(2)]),
+]
+
+
+def test_errors_and_odd_keys_are_torchs():
+    def outcome(keys, kind):
+        try:
+            return list(kind(dataset(), batch_size=2, sampler=keys))
+        except Exception as error:
+            return [type(error), str(error)]
+
+    for keys in ODD_KEYS:
+        assert_as_torch(partial(outcome, keys), str(keys))
+
+
+def test_batch_samplers_of_any_kind():
+    batches = [[1, 2], torch.tensor([3, 4]), np.array([5, 6]), (7, 8), range(9, 11), [True, True]]
+    assert is_gathered(DataLoader(dataset(), batch_sampler=batches))
+    assert_as_torch(lambda kind: list(kind(dataset(), batch_sampler=batches)))
+    empty = DataLoader(dataset(), batch_sampler=[[]])
+    with pytest.raises(IndexError, match="list index out of range"):
+        next(iter(empty))
+
+
+CHANGES = {
+    "replaced": lambda data: setattr(data.dataset, "tensors", tensors(40)),
+    "written": lambda data: data.dataset.tensors[0].mul_(2),
+    "grad": lambda data: data.dataset.tensors[0].requires_grad_(True),
+    "transposed": lambda data: data.dataset.tensors[0].set_(torch.ones(3, 37).cumsum(1).t()),
+    "indices": lambda data: data.indices.reverse(),
+}
+
+
+def test_a_dataset_that_changes_in_mid_epoch():
+    def epoch(change, kind):
+        data, trace = Subset(dataset(), list(range(37))), []
+        for number, batch in enumerate(kind(data, batch_size=10)):
+            trace.append(batch)
+            if number == 1:
+                change(data)
+        return trace
+
+    for name, change in CHANGES.items():
+        assert_as_torch(partial(epoch, change), name)
+
+
+@pytest.mark.parametrize("name", ["Subset", "StackDataset dict"])
+@pytest.mark.thinned(2)
+def test_workers_gather_into_shared_memory_and_persist(name):
+    options = {"batch_size": 4, "shuffle": True, "num_workers": 1, "persistent_workers": True}
+    ours, theirs = (kind(DATASETS[name](), **options) for kind in (DataLoader, TorchLoader))
+    assert is_gathered(ours)
+    assert_same(run_epochs(ours), run_epochs(theirs), storage=True)
+
+
+class _Strange(TensorDataset):
+    pass
+
+
+LEFT_TO_TORCH = {
+    "subclass": ({"dataset": _Strange(*tensors())}, "_Strange is not an in-memory dataset"),
+    "collate_fn": ({"dataset": dataset(), "collate_fn": list}, "collate_fn is not"),
+    "no batches": ({"dataset": dataset(), "batch_size": None}, "batch_size=None"),
+    "grad": ({"dataset": torch.ones(4, 2, requires_grad=True)}, "requires grad"),
+    "parameter": ({"dataset": TensorDataset(torch.nn.Parameter(torch.ones(4)))}, "Parameter"),
+    "strided": ({"dataset": torch.ones(4, 2).t()}, "not contiguous"),
+    "sparse": ({"dataset": torch.eye(4).to_sparse()}, "sparse"),
+    "list": ({"dataset": [1, 2, 3]}, "list is not an in-memory dataset"),
+    "array": ({"dataset": np.ones((4, 2))}, "ndarray is not an in-memory dataset"),
+}
+
+
+def test_explain_says_why_a_dataset_is_not_gathered():
+    for options, reason in LEFT_TO_TORCH.values():
+        assert reason in str(DataLoader(**options).explain())
+
+
+def test_a_changed_collation_table_turns_the_gather_off(monkeypatch):
+    def reversed_stack(batch, *, collate_fn_map=None):
+        return torch.stack(batch[::-1])
+
+    loader, table = DataLoader(dataset(), batch_size=4), torch_collate.default_collate_fn_map
+    dalis = type("SampleRef", (), {"__module__": "nvidia.dali.plugin.pytorch"})
+    for kind, gathers in ((dalis, True), (_Strange, False)):
+        with monkeypatch.context() as patch:
+            patch.setitem(table, kind, reversed_stack)
+            assert is_gathered(loader) == gathers, kind
+    batches = iter(loader)
+    next(batches)
+    monkeypatch.setitem(table, torch.Tensor, reversed_stack)
+    assert "default_collate_fn_map" in str(loader.explain())
+    assert next(batches)[1].tolist() == [7, 6, 5, 4]  # in mid-epoch too
+    assert next(iter(loader))[1].tolist() == [3, 2, 1, 0]
