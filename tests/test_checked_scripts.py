@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -137,9 +138,7 @@ def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(bat
     assert "--loader" not in done.stderr  # no other loader is the one that trains
 
 
-TRAINS_ON = "optimizer = torch.optim.SGD(model.parameters(), 0.01)\ndef train():\n" + "".join(
-    f"    {line}\n" for line in (LOADER + EPOCHS).splitlines()
-)
+TRAINS_ON = OPTIMIZER + "def train(*rank):\n" + textwrap.indent(LOADER + EPOCHS, "    ")
 
 
 def test_a_script_that_goes_elsewhere_and_redirects_its_output_in_a_thread_that_outlives_it(
@@ -317,21 +316,11 @@ def test_files_that_existed_are_neither_overwritten_moved_nor_deleted(tmp_path, 
 
 # processes --------------------------------------------------------------------------------------
 
-SPAWNED = (
-    "import torch.multiprocessing as mp\n"
-    "def work(rank, how):\n"
-    "    optimizer = torch.optim.SGD(model.parameters(), 0.01)\n"
-    "    loader = DataLoader(Data(), batch_size=4)\n"
-    "    for epoch in range(1000):\n"
-    "        for batch in loader: train_on(batch, optimizer)\n"
-    "if __name__ == '__main__':\n"
-)
-
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_a_process_that_trains_is_measured_there(method, tmp_path):
-    text = f"    mp.start_processes(work, ('x',), 2, start_method={method!r})\n"
-    done = check(tmp_path, SPAWNED + text)
+    start = f"torch.multiprocessing.start_processes(train, (), 2, start_method={method!r})\n"
+    done = check(tmp_path, f"{TRAINS_ON}if __name__ == '__main__':\n    {start}")
     assert measured_in(done).startswith("1: DataLoader of Data, 16 batches of 4")
 
 

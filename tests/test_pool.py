@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from torch.utils.data import TensorDataset
-from torchvision.transforms.functional import to_tensor
+from torchvision.transforms import Compose, Resize, ToTensor
 
 from backends.h5 import H5
 from backends.prefetch import Prefetch
@@ -177,12 +177,9 @@ TorchLoader = torch.utils.data.DataLoader
 SMALLEST = 2 << 20  # of a batch of files in a slot
 
 
-def small(image):
-    return to_tensor(image.resize((5, 5)))
-
-
 def photos(length, sides=(750,)):
     """Files of random pixels: of 1.7 MB, or of many sizes."""
+    small = Compose([Resize((5, 5)), ToTensor()])
     squares = (noise(*[sides[n % len(sides)]] * 2, seed=n) for n in range(length))
     return Photos([saved(square, "PNG", compress_level=0) for square in squares], small)
 

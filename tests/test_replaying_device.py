@@ -3,6 +3,7 @@
 from contextlib import closing, contextmanager
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -279,13 +280,6 @@ class Operations(TorchDispatchMode):
         return out
 
 
-class NoGraph:
-    """Stands for a graph on a device that is not there."""
-
-    def decode(self, *given):
-        """Leave the images as they are."""
-
-
 @contextmanager
 def fake_cuda(monkeypatch):
     """Inside, tensors on "cuda" can be made and worked on; gives the copies that wait."""
@@ -323,8 +317,9 @@ def test_nothing_waits_for_a_device(case, monkeypatch):
     host.apply(recorded)  # makes what is made once
     unpacked = device.unpack(recorded)  # fake tensors have no memory
     monkeypatch.setattr(device.program, "unpack", lambda batch: unpacked)
+    no_graph = SimpleNamespace(decode=lambda *given: None)  # of a device that is not there
     with fake_cuda(monkeypatch) as waiting:
-        made = device.DeviceReplay(NoGraph(), host, cuda).apply(recorded)
+        made = device.DeviceReplay(no_graph, host, cuda).apply(recorded)
         if case == "expanded":
             made = torch.stack(made)
         images, *masks = made if case == "masks" else [made]

@@ -40,8 +40,7 @@ def drawn(number=0):
 class Augmented(MapDataset):
     """Each sample: its key's number, and what is drawn for it."""
 
-    def __init__(self, size=12):
-        super().__init__(None, size)
+    size = 12
 
     def __getitem__(self, key):
         return drawn(key if isinstance(key, int) else 0)
@@ -145,7 +144,7 @@ def test_the_order_and_the_workers_base_seed():
 
     seen = torch.zeros((), dtype=torch.int64).share_memory_()
     options = {"num_workers": 1, "worker_init_fn": lambda _: seen.fill_(get_worker_info().seed)}
-    loader = DataLoader(Augmented(20), 20, shuffle=True, seed=7, **options)
+    loader = DataLoader(Augmented(size=20), 20, shuffle=True, seed=7, **options)
     loader.set_epoch(2)
     assert rows(loader)[:, 0].tolist() == list(RandomSampler(range(20), generator=generator(ORDER)))
     assert seen == torch.empty((), dtype=torch.int64).random_(generator=generator(WORKERS))
@@ -188,10 +187,10 @@ def test_any_order_of_keys_gives_the_same_samples(keys, size, seed, epoch):
 
 def test_a_random_sampler_that_goes_round_counts_its_rounds():
     for size, replacement in ((1, False), (12, False), (12, True)):
-        sampler = RandomSampler(Augmented(size), replacement, num_samples=30)
-        found = rows(DataLoader(Augmented(size), None, sampler=sampler, seed=2))
+        sampler = RandomSampler(Augmented(size=size), replacement, num_samples=30)
+        found = rows(DataLoader(Augmented(size=size), None, sampler=sampler, seed=2))
         keys = [int(key) for key in found[:, 0]]
-        assert torch.equal(found, rows(DataLoader(Augmented(size), 7, sampler=keys, seed=2)))
+        assert torch.equal(found, rows(DataLoader(Augmented(size=size), 7, sampler=keys, seed=2)))
         assert found[:, 1].unique().numel() == 30
 
 
@@ -200,15 +199,15 @@ def test_a_random_sampler_that_goes_round_counts_its_rounds():
 def test_ranks_together_give_what_one_gives(size, ranks, shuffle, drop):
     parts = []
     for rank in range(ranks):
-        sampler = DistributedSampler(Augmented(size), ranks, rank, shuffle, drop_last=drop)
+        sampler = DistributedSampler(Augmented(size=size), ranks, rank, shuffle, drop_last=drop)
         if len(sampler):
-            parts.append(rows(DataLoader(Augmented(size), 2, sampler=sampler, seed=8)))
+            parts.append(rows(DataLoader(Augmented(size=size), 2, sampler=sampler, seed=8)))
     if not parts:
         return
     joined = torch.stack(parts, dim=1).flatten(0, 1)
     # The same order from one process, whose own counting gives the occurrences.
     order = [int(index) for index in joined[:, 0]]
-    assert torch.equal(joined, rows(DataLoader(Augmented(size), 3, sampler=order, seed=8)))
+    assert torch.equal(joined, rows(DataLoader(Augmented(size=size), 3, sampler=order, seed=8)))
 
 
 def test_keys_that_are_not_integers():
@@ -224,7 +223,7 @@ def test_keys_that_are_not_integers():
 def test_what_cannot_be_seeded_is_refused(workers):
     with pytest.raises(TypeError, match="shows only its address"):
         next(iter(DataLoader(Augmented(), sampler=[object()], seed=1)))
-    iterator = iter(DataLoader(Collating(4), 4, collate_fn=dict, seed=1, num_workers=workers))
+    iterator = iter(DataLoader(Collating(size=4), 4, collate_fn=dict, seed=1, num_workers=workers))
     with pytest.raises(OptionError, match=r"__getitems__\(\[0\]\) must return a list of one"):
         next(iterator)
     assert list(iterator) == []  # torch ends its workers at once only at the end of an epoch
@@ -392,7 +391,7 @@ def mark(worker_id):
 def test_workers_see_the_users_own_dataset_which_is_pickled_once(kind, context):
     options = {"num_workers": 1, "worker_init_fn": mark, "multiprocessing_context": context}
     before = Inspected.pickled
-    assert rows(DataLoader(kind(1), seed=1, **options)).tolist() == [[True, True]]
+    assert rows(DataLoader(kind(size=1), seed=1, **options)).tolist() == [[True, True]]
     assert Inspected.pickled - before == (context == "forkserver")
 
 

@@ -12,7 +12,7 @@ from dataloaders import DataLoader, wrap
 from dataloaders.batches.tree import leaves
 from dataloaders.errors import BackendUnavailable, OptionError
 from helpers.compare import assert_same, generator_states
-from helpers.datasets import CountingStream, MapDataset, Point, SizedStream
+from helpers.datasets import CountingStream, CustomBatch, MapDataset, Point, SizedStream
 
 
 def photo(index):
@@ -42,16 +42,6 @@ def made_like(batch, device="cpu"):
     return made
 
 
-class Moving:
-    """A custom batch type, whose values belong together."""
-
-    def __init__(self):
-        self.offsets = torch.tensor([0, 3, 9])
-
-    def to(self, device):
-        return self
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_batch_is_copied_whatever_it_holds(device):
     real = {
@@ -65,7 +55,7 @@ def test_a_batch_is_copied_whatever_it_holds(device):
     }
     if device == "cpu":
         real["sparse"] = torch.eye(3).to_sparse()
-        real["custom"] = Moving()
+        real["custom"] = CustomBatch([(torch.ones(2), 3)])
         real["packed"] = torch.nn.utils.rnn.pack_sequence([torch.rand(3), torch.rand(2)])
     made = made_like(real, device)
     parameter = made.pop("parameter")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
 
+from bench.check.known_work import burn
 from dataloaders import DataLoader, tune, tuning, wrap
 from dataloaders.bottleneck import Interval
 from dataloaders.errors import CapacityWarning, CheckError, OptionError
@@ -114,16 +115,11 @@ def test_a_device_works_on_while_a_batch_is_loaded():
 
 
 def test_the_cpu_seconds_of_workers_that_ended_count():
-    loader = TorchLoader(Waiting(size=20, seconds=0, happens=computes), 4, num_workers=1)
+    data = Waiting(size=20, seconds=0, happens=lambda index: burn("work", 0.002))
+    loader = TorchLoader(data, 4, num_workers=1)
     seen = trial.driven(trial.observe(loader, stepping=False, seconds=0.6), id)
     assert seen.epochs > 2
     assert seen.cpu_per_batch > 0.006  # of 8 ms; the first workers' is not all measured
-
-
-def computes(index):
-    until = time.thread_time() + 0.002
-    while time.thread_time() < until:
-        pass
 
 
 def test_a_given_clock_times_all_trials():

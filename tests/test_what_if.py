@@ -7,7 +7,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from time import thread_time
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomCrop, ToTensor, v2
 
 from bench.check import played
+from bench.check.known_work import burn
 from bench.check.played import HostOn, VirtualTime
 from dataloaders import DataLoader as Ours
 from dataloaders.bottleneck import Check, Interval, check_bottleneck
@@ -36,7 +36,7 @@ from dataloaders.predicting import (
     seconds_per_batch,
     small_caches,
 )
-from helpers.datasets import Waiting, wait
+from helpers.datasets import MapDataset, Waiting, wait
 from helpers.pictures import smooth
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -65,23 +65,11 @@ class Slow(Quick):
     pass
 
 
-def compute(seconds):
-    until = thread_time() + seconds
-    while thread_time() < until:
-        pass
-
-
-def multiply(_):
-    """Compute for some milliseconds, as OpenMP's threads do: without Python's lock."""
-    matrix = torch.ones(700, 700)
-    return matrix @ matrix
-
-
 class Busy(Quick):
     """A transform that computes."""
 
     def __call__(self, value):
-        compute(self.seconds)
+        burn("work", self.seconds)
         return value
 
 
@@ -125,11 +113,6 @@ class Failing(Waiting):
         if os.getpid() != self.here:
             raise ValueError("read elsewhere")
         return super().__getitem__(index)
-
-
-class Drawn(Waiting):
-    def __getitem__(self, index):
-        return super().__getitem__(index) + torch.rand(1)
 
 
 class Uneven(Waiting):
@@ -300,11 +283,11 @@ def test_a_step_of_several_threads_is_run_with_workers_after_its_only_epoch(fail
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     loader = DataLoader(range(24), collate_fn=Busy(0.02))
     check = Check(loader, budget_s=3, only_epoch=True)
-    steps = 0
+    steps, matrices = 0, [torch.ones(700, 700)] * 2
     with ThreadPoolExecutor(2) as threads, suppress(IndexError):
         for _ in check:
             steps += 1
-            list(threads.map(multiply, range(2)))
+            list(threads.map(torch.mm, matrices, matrices))
             if fails and check.report().candidates:
                 raise IndexError("the script has no room for further batches")
     report = check.report()
@@ -542,7 +525,7 @@ class TestModel:
         (found,), reason = small_caches(DataLoader(Waiting(100, 0.004), 4), 4, 0.004, until)
         assert (found, reason) == ("", "")
         assert torch.equal(torch.get_rng_state(), state)
-        found, reason = small_caches(DataLoader(Drawn(100, 0.001), 4), 4, 0.001, until)
+        found, reason = small_caches(DataLoader(MapDataset("drawing", 100), 4), 4, 0.001, until)
         assert not found
         assert "random" in reason
         assert "too small a budget" in small_caches(DataLoader([1, 2]), 1, 20.0, until)[1]

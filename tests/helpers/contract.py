@@ -27,7 +27,7 @@ import pytest
 import torch
 import torch.utils.data
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DistributedSampler, Sampler, SequentialSampler, Subset, get_worker_info
+from torch.utils.data import DistributedSampler, SequentialSampler, Subset, get_worker_info
 
 from dataloaders import Backend, DataLoader, wrap
 from dataloaders.errors import BackendUnavailable, CacheError
@@ -317,7 +317,7 @@ class BackendContract(EpochContract):
         return {
             "dataset": {"dataset": MapDataset(fails_at_five), "batch_size": 2},
             "collate": {**self.arguments(), "collate_fn": cannot_collate},
-            "sampler": {**self.arguments(), "batch_size": 2, "sampler": FailingSampler()},
+            "sampler": {**self.arguments(), "batch_size": 2, "sampler": FailingStream()},
             "stream": {"dataset": FailingStream(), "batch_size": 2},
         }[place]
 
@@ -428,12 +428,6 @@ class StepFailed(Exception):
 def train(loader: Iterable[Any]) -> None:
     for _ in loader:
         raise StepFailed
-
-
-class FailingSampler(Sampler[int]):
-    def __iter__(self) -> Any:
-        yield from range(4)
-        raise Unloadable("no fifth index")
 
 
 class FailingStream(CountingStream):
