@@ -207,12 +207,43 @@ class Hidden:
 FOR_HIDDEN = FakeCuda(0)
 
 
+class PartlyHidden:
+    """One that holds another one beside a tensor."""
+
+    def __init__(self):
+        self.graph, self.x = Hidden(), torch.ones(2)
+
+    def to(self, device):
+        self.graph = self.graph.to(device)
+        return self
+
+
 def test_memory_of_tensors_that_are_not_found_is_the_consumers_streams():
     """Else the next copy could overwrite them while a step still reads them."""
-    batch = {"graph": Hidden(), "x": torch.ones(2), "n": (1, "a")}
+    batch = {"graph": Hidden(), "x": torch.ones(2), "n": (1, "a"), "part": PartlyHidden()}
     got = delivered(batch, FOR_HIDDEN)
-    assert got["graph"].stream is FOR_HIDDEN.default
+    assert got["graph"].stream is got["part"].graph.stream is FOR_HIDDEN.default
     assert (got["x"].tolist(), got["n"]) == ([1.0, 1.0], (1, "a"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_an_object_is_pinned_unless_a_device_has_some_of_it(device):
+    """A remainder makes images on the device, beside labels on the host."""
+
+    class Pinning:
+        is_pinned = False
+
+        def __init__(self):
+            self.images, self.labels = torch.ones(2, device=device), torch.ones(2)
+
+        def pin_memory(self):
+            self.is_pinned = True
+            return self
+
+        def to(self, device):
+            return self
+
+    assert delivered(Pinning()).is_pinned is (device == "cpu")
 
 
 # Devices on which something fails

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -193,12 +194,15 @@ class StreamTransfer(Transfer):
 
     def _copied_custom(self, batch: Any) -> Any:
         """Copy by the type's own methods, since only the type knows which tensors must stay."""
-        if self._pins and callable(getattr(batch, "pin_memory", None)):
+        found = list(leaves(batch))
+        # A remainder may have put tensors on the device, which cannot be pinned.
+        pins = self._pins and all(leaf.is_cpu for leaf in found)
+        if pins and callable(getattr(batch, "pin_memory", None)):
             batch = batch.pin_memory()
-        if any(True for _ in leaves(batch)):
-            return to_device(batch, self._device.device)
-        self._unseen = True
-        return batch
+        if _hides_tensors(batch):
+            self._unseen = True
+            return batch
+        return to_device(batch, self._device.device)
 
     def _pinned(self, leaf: torch.Tensor) -> torch.Tensor:
         """Return ``leaf`` or a copy of it in pinned memory."""
@@ -222,12 +226,12 @@ class StreamTransfer(Transfer):
     def _moved(self, child: Any) -> Any:
         """Move what was left on the host, since its use on a stream cannot be recorded.
 
-        Such as sparse and nested tensors, and objects in which no tensor is found.
+        Such as sparse and nested tensors, and objects that hide theirs.
         """
         if isinstance(child, torch.Tensor):
             left = child.is_cpu and not _is_plain(child)
         else:
-            left = callable(getattr(child, "to", None)) and not any(True for _ in leaves(child))
+            left = callable(getattr(child, "to", None)) and _hides_tensors(child)
         if left:
             return to_device(child, self._device.device)
         return child if isinstance(child, torch.Tensor) else map_children(child, self._moved)
@@ -239,6 +243,18 @@ class StreamTransfer(Transfer):
             f"({describe(batch)}), with up to {self._alive} alive at once (ahead={self.slots}): "
             f"lower ahead, as in backend=Prefetch(ahead=1), or the batch size. {error}"
         )
+
+
+def _hides_tensors(batch: Any) -> bool:
+    """Whether an object with a ``.to()`` may hold tensors that `leaves` does not find.
+
+    That is if none is found, or if an attribute is such an object, too.
+    """
+    held = getattr(batch, "__dict__", {}).values()
+    inner = [each for each in held if not isinstance(each, (torch.Tensor, Mapping, list, tuple))]
+    return not any(True for _ in leaves(batch)) or any(
+        callable(getattr(each, "to", None)) for each in inner
+    )
 
 
 def _is_plain(leaf: torch.Tensor) -> bool:
