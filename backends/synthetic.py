@@ -67,7 +67,7 @@ class Synthetic(Backend):
 
     def explain(self, loader: Specification) -> Plan:
         """Return one stage, on the device; the obstacle is an epoch of unknown length."""
-        device = str(_device(loader))
+        device = str(device_of(loader))
         obstacle = None
         if self.batches is None and _is_iterable(loader) and batches_in(loader) is None:
             obstacle = (
@@ -106,7 +106,7 @@ class _SyntheticSession(Session):
         if self._real is None:
             return iter(())  # the sampler yielded no batch to copy
         batch, samples = self._real
-        device = _device(loader)
+        device = device_of(loader)
         if self._pool is None or self._pool.device != device:
             self._pool = _Pool(batch, device, self._options.pool)
         sizes: Iterator[int | None]
@@ -214,8 +214,3 @@ def _samples_in_last(loader: Specification) -> int | None:
 
 def _is_iterable(loader: Specification) -> bool:
     return isinstance(loader.dataset, torch.utils.data.IterableDataset)
-
-
-def _device(loader: Specification) -> torch.device:
-    """Return the device for batches: the loader's, else the current CUDA device, else the CPU."""
-    return device_of(getattr(loader, "device", None))

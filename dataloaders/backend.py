@@ -102,20 +102,19 @@ class Remainder(ABC):
     """The part of a loader's work that prefetch does itself, ahead of use.
 
     The inner backend makes batches without it. One object serves one loader.
+
+    Attributes:
+        description: one sentence for the plan.
     """
+
+    description: str = ""
 
     def changes(self, loader: Specification) -> dict[str, Any]:
         """Return the attributes of ``loader`` to replace for the next epoch."""
         return {}
 
     @abstractmethod
-    def apply(
-        self,
-        batch: Batch,
-        *,
-        move: Callable[[Batch], Batch],
-        empty_like: Callable[..., torch.Tensor],
-    ) -> Batch:
+    def apply(self, batch: Batch, move: Callable[[Batch], Batch]) -> Batch:
         """Return the whole batch on the device; on the prefetch thread, on its current stream.
 
         Runs none of the user's code.
@@ -123,16 +122,11 @@ class Remainder(ABC):
         Args:
             batch: what the loader made with `changes`.
             move: copies the host tensors of a batch to the device, if there is one.
-            empty_like: makes tensors of the shape of a given one, called with ``dtype=``.
         """
 
     def received(self, batch: Batch) -> Batch:
         """Return what the loop gets in place of ``batch``; on the loop's thread."""
         return batch
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Return one sentence for the plan."""
 
 
 class Session(ABC):

@@ -63,13 +63,17 @@ def check_device(device: Any, given: str) -> None:
             ) from None
 
 
-def device_of(wanted: Any) -> torch.device:
-    """Return the device that ``wanted`` names, a CUDA or XPU device always with its number.
+def device_of(loader: DataLoader[Any], wanted: Any = None) -> torch.device:
+    """Return where batches of ``loader`` are wanted; a CUDA or XPU device always with its number.
 
-    None means the current CUDA device if there is one, else the CPU.
+    That is ``wanted``, else the loader's ``device``, else the current CUDA or XPU device, else the
+    CPU.
     """
+    wanted = getattr(loader, "device", None) if wanted is None else wanted
     if wanted is None:
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        wanted = torch.accelerator.current_accelerator(check_available=True)
+        if wanted is None or wanted.type not in ("cuda", "xpu"):
+            wanted = "cpu"
     device = torch.device(wanted)
     if device.type in ("cuda", "xpu") and device.index is None:
         device = torch.device(device.type, torch.get_device_module(device).current_device())

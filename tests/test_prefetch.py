@@ -475,7 +475,7 @@ def test_ranks_that_would_share_a_device_are_warned_once(monkeypatch):
 
     class Here(Prefetch):
         def transfer(self, device):
-            return super().transfer(None)
+            return super().transfer(torch.device("cpu"))
 
         def changes(self, *arguments):
             return {}

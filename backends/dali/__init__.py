@@ -136,4 +136,4 @@ class Dali(Backend):
 
 
 def _on_gpu(loader: Specification) -> bool:
-    return device_of(getattr(loader, "device", None)).type == "cuda"
+    return device_of(loader).type == "cuda"

@@ -88,7 +88,7 @@ def explained(options: Dali, loader: Specification) -> Plan:
     obstacle = obstacle_of(loader)
     if obstacle is not None:
         return Plan(options.name, obstacle=obstacle)
-    device = device_of(getattr(loader, "device", None))
+    device = device_of(loader)
     found = proof_of(loader)
     calls: list[_Call] = next(filter(None, found.facts), []) if found.obstacle is None else []
     workers = loader.num_workers

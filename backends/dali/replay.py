@@ -54,7 +54,7 @@ class Replayed(Remainder):
     def __init__(self, options: Dali, loader: Specification) -> None:
         self._options = options
         self._threads = options.threads_for(loader)
-        self._device = device_of(getattr(loader, "device", None))
+        self._device = device_of(loader)
         self._replay: Any = None
         self._lock = threading.Lock()
         self._asked: Specification | None = None
@@ -85,13 +85,7 @@ class Replayed(Remainder):
             return loader
         return view_of(loader, **recording_changes(loader))
 
-    def apply(
-        self,
-        batch: Batch,
-        *,
-        move: Callable[[Batch], Batch],
-        empty_like: Callable[..., torch.Tensor],
-    ) -> Batch:
+    def apply(self, batch: Batch, move: Callable[[Batch], Batch]) -> Batch:
         """See `Remainder`."""
         if isinstance(batch, RecordedBatch):
             try:
@@ -128,10 +122,6 @@ class Replayed(Remainder):
             stacklevel=4,
         )
         return made
-
-    def describe(self) -> str:
-        """See `Remainder`."""
-        return "images are decoded and transformed in bulk"
 
     def _finished(self, batch: Batch) -> Batch:
         """Return ``batch`` in the dtype and memory order of the options."""

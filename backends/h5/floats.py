@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils.data import default_collate
 
 from dataloaders.backend import Specification
@@ -52,17 +51,12 @@ class _Finished:
     """A collate_fn that finishes the batches of another one, which records."""
 
     def __init__(self, collate_fn: Callable[[Any], Batch]) -> None:
-        self._collate_fn, self._tail = collate_fn, DeviceTail()
-        self._pool = HostPool()
+        self._collate_fn, pool = collate_fn, HostPool()
+        self._tail = DeviceTail(empty_like=lambda pixels, dtype: empty(pool, pixels.shape, dtype))
 
     def __call__(self, taken: Any) -> Batch:
         """Return the batch of what the recording dataset gave."""
-        return self._tail.apply(
-            self._collate_fn(taken), move=lambda batch: batch, empty_like=self._empty_like
-        )
-
-    def _empty_like(self, pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return empty(self._pool, pixels.shape, dtype)
+        return self._tail.apply(self._collate_fn(taken))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._collate_fn,)  # for spawned workers: a pool has a lock

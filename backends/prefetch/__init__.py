@@ -20,11 +20,11 @@ from dataloaders import registry
 from dataloaders.backend import Backend, Remainder, Session, Specification, check_images
 from dataloaders.errors import BackendUnavailable, DataLoadersError, OptionError
 from dataloaders.plan import Plan, Stage
-from dataloaders.specification import check_device
+from dataloaders.specification import check_device, device_of
 
 from .device import Device, has_streams
-from .remainders import remainder_of
-from .session import PrefetchSession, device_of
+from .remainders import divided
+from .session import PrefetchSession
 from .transfer import StreamTransfer, Transfer
 
 __all__ = ["Prefetch"]
@@ -107,25 +107,23 @@ class Prefetch(Backend):
         try:
             inner = self._inner()
             plan = inner.explain(loader)
-            device = device_of(self, loader)
-            left = None if plan.obstacle is not None else remainder_of(self, inner, loader, device)
+            device = device_of(loader, self.device)
+            left = None if plan.obstacle else divided(self, inner, loader, device)[1]
         except DataLoadersError as error:
             return Plan(self.name, obstacle=str(error))
         except Exception as error:  # explaining must not fail, whatever the loader holds
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
         if plan.obstacle is not None:
             return replace(plan, backend=self.name)
-        where = str(device or torch.device("cpu"))
         stages = (*plan.stages, self._transfer_stage(device))
         notes = (*plan.notes, self._note(loader, inner, device))
         if isinstance(left, Remainder):
-            stages = (*stages, Stage("normalise", where, left.describe()))
+            stages = (*stages, Stage("normalise", str(device), left.description))
         elif left is not None:
             if self.shapes_images:
                 return Plan(self.name, obstacle=f"dtype= or memory_format=: {left}")
             notes = (*notes, f"images are normalised before the copy: {left}")
-        delivers = plan.delivers if device is None else where
-        return Plan(self.name, stages, delivers, notes=notes)
+        return Plan(self.name, stages, str(device), notes=notes)
 
     def open(self, loader: Specification) -> Session:
         """Return a session whose stream, thread and buffers are made at the first epoch."""
@@ -134,13 +132,13 @@ class Prefetch(Backend):
             raise BackendUnavailable(str(plan))
         return PrefetchSession(self, self._inner(), loader)
 
-    def transfer(self, device: torch.device | None) -> Transfer:
-        """Return a new way to ``device`` (None: batches stay where they are)."""
-        if device is None or not has_streams(device):
+    def transfer(self, device: torch.device) -> Transfer:
+        """Return a new way to ``device``."""
+        if not has_streams(device):
             return Transfer(device, self.ahead)
         return StreamTransfer(Device(device), ahead=self.ahead, pins=self.pin_memory)
 
-    def changes(self, loader: Specification, device: torch.device | None) -> dict[str, Any]:
+    def changes(self, loader: Specification, device: torch.device) -> dict[str, Any]:
         """Return the attributes of the loader to replace for the inner backend."""
         changes: dict[str, Any] = {}
         if loader.num_workers > 0 and loader.prefetch_factor:  # torch refuses 0
@@ -163,15 +161,15 @@ class Prefetch(Backend):
                 f"use backend={inner.name!r} alone"
             )
 
-    def _transfer_stage(self, device: torch.device | None) -> Stage:
-        if device is None or device.type == "cpu":
+    def _transfer_stage(self, device: torch.device) -> Stage:
+        if device.type == "cpu":
             return Stage("transfer", "nowhere", "nothing to copy: batches are wanted on the CPU")
         if not has_streams(device):
             return Stage("transfer", "this process", f"copied to {device} as they are asked for")
         memory = "pinned" if self.pin_memory else "pageable"
         return Stage("transfer", str(device), f"copied on a side stream, from {memory} memory")
 
-    def _note(self, loader: Specification, inner: Backend, device: torch.device | None) -> str:
+    def _note(self, loader: Specification, inner: Backend, device: torch.device) -> str:
         if inner.takes_ahead(loader):
             return f"a thread takes up to {self.ahead} batches ahead of the step"
         overlap = "only the copy overlaps" if has_streams(device) else "nothing overlaps"

@@ -20,9 +20,9 @@ Event: TypeAlias = Any
 _MOST_COPY_THREADS = 4
 
 
-def has_streams(device: torch.device | None) -> bool:
+def has_streams(device: torch.device) -> bool:
     """Whether ``device`` takes copies on a stream of their own, beside the step's."""
-    return device is not None and device.type in ("cuda", "xpu")
+    return device.type in ("cuda", "xpu")
 
 
 class Device:

@@ -20,11 +20,9 @@ from dataloaders import specification
 from dataloaders.backend import Backend, Remainder, Session, Specification
 from dataloaders.batches.tree import Batch
 from dataloaders.errors import BackendWarning
-from dataloaders.replaying.tail import DeviceTail
 
-from .device import has_streams
 from .epoch import PrefetchedEpoch, SynchronousEpoch
-from .remainders import leaving_tail, remainder_of
+from .remainders import divided
 from .thread import Epoch, PrefetchThread
 from .transfer import Transfer
 
@@ -38,11 +36,9 @@ class PrefetchSession(Session):
     def __init__(self, options: Prefetch, inner: Backend, loader: Specification) -> None:
         self._options = options
         self._loader = weakref.ref(loader)
-        device = device_of(options, loader)
-        left = remainder_of(options, inner, loader, device)
+        device = specification.device_of(loader, options.device)
+        inner, left = divided(options, inner, loader, device)
         self._remainder = left if isinstance(left, Remainder) else None
-        if isinstance(left, DeviceTail):
-            inner = leaving_tail(inner)
         self._changes: dict[str, Any] = {}
         # An object of the loader's class that does not hold the loader.
         self._specification: Specification = object.__new__(type(loader))
@@ -57,7 +53,7 @@ class PrefetchSession(Session):
         loader = self._loader()
         if loader is None:
             raise RuntimeError("this session's loader is gone: keep it while iterating")
-        device = device_of(self._options, loader)
+        device = specification.device_of(loader, self._options.device)
         self._warn_of_default(loader, device)
         with self._beginning:
             self._refresh(loader, device)
@@ -83,7 +79,7 @@ class PrefetchSession(Session):
         self._inner.close()
         specification.show_workers(self._loader(), self._specification)
 
-    def _refresh(self, loader: Specification, device: torch.device | None) -> None:
+    def _refresh(self, loader: Specification, device: torch.device) -> None:
         """Update the specification to the loader as it is now, with the attributes that change."""
         # Persistent workers keep the dataset that they were started with.
         started = loader.persistent_workers and vars(loader).get("_iterator") is not None
@@ -93,7 +89,7 @@ class PrefetchSession(Session):
         changes = self._options.changes(loader, device)
         self._specification.__dict__.update({**state, **changes, **self._changes})
 
-    def _free_pipeline(self, device: torch.device | None) -> _Pipeline:
+    def _free_pipeline(self, device: torch.device) -> _Pipeline:
         """Return the kept pipeline if no other iterator uses it; else one for this epoch alone."""
         kept = self._pipeline
         if kept is not None and kept.device == device and not kept.busy:
@@ -105,12 +101,13 @@ class PrefetchSession(Session):
             self._pipeline = pipeline
         return pipeline
 
-    def _warn_of_default(self, loader: Specification, device: torch.device | None) -> None:
+    def _warn_of_default(self, loader: Specification, device: torch.device) -> None:
         """Warn once if every rank on this machine would deliver on the same device."""
         rank = os.environ.get("LOCAL_RANK", "0")
-        if self._warned or _wanted(self._options, loader) is not None or rank == "0":
+        given = self._options.device is not None or getattr(loader, "device", None) is not None
+        if self._warned or given or rank == "0":
             return
-        if device is not None and device.index == 0 and torch.cuda.device_count() > 1:
+        if device.index == 0 and torch.cuda.device_count() > 1:
             self._warned = True
             warnings.warn(
                 f"prefetch: LOCAL_RANK is {rank}, and batches are delivered on {device}, the "
@@ -128,7 +125,7 @@ class _Pipeline:
         batches: the iterator that they serve, or served last.
     """
 
-    def __init__(self, transfer: Transfer, device: torch.device | None) -> None:
+    def __init__(self, transfer: Transfer, device: torch.device) -> None:
         self.transfer = transfer
         self.device = device
         self.thread = PrefetchThread(transfer)
@@ -141,20 +138,3 @@ class _Pipeline:
         """Whether an iterator that may ask for more batches uses this pipeline."""
         batches = None if self.batches is None else self.batches()
         return batches is not None and batches.running
-
-
-def device_of(options: Prefetch, loader: Specification) -> torch.device | None:
-    """Return where batches are delivered: the option, the loader's device or the current one.
-
-    None where nobody asked for a device and none has streams: batches stay where they are.
-    """
-    wanted = _wanted(options, loader)
-    if wanted is None:
-        wanted = torch.accelerator.current_accelerator(check_available=True)
-        if not has_streams(wanted):
-            return None
-    return specification.device_of(wanted)
-
-
-def _wanted(options: Prefetch, loader: Specification) -> Any:
-    return options.device if options.device is not None else getattr(loader, "device", None)

@@ -20,7 +20,6 @@ import torch
 from torch.profiler import record_function
 
 from dataloaders.backend import Remainder
-from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import (
     Batch,
     describe,
@@ -65,10 +64,9 @@ class Transfer:
 
     remainder: Remainder | None = None
 
-    def __init__(self, device: torch.device | None, slots: int) -> None:
+    def __init__(self, device: torch.device, slots: int) -> None:
         self.slots = slots
         self._to = device
-        self._pool = HostPool()
 
     def enter_thread(self) -> None:
         """Prepare the prefetch thread, which calls this once before it sends."""
@@ -80,9 +78,7 @@ class Transfer:
         """Begin to move ``batch``, and do the remainder; on one thread at a time."""
         if self.remainder is not None:
             with record_function("dataloaders: remainder"):
-                batch = self.remainder.apply(
-                    batch, move=lambda host: host, empty_like=self._pool.empty_like
-                )
+                batch = self.remainder.apply(batch, lambda host: host)
         return Sent(batch)
 
     def receive(self, sent: Sent) -> Batch:
@@ -90,10 +86,7 @@ class Transfer:
         batch, sent.batch = sent.batch, None  # the thread may still hold what it sent
         if self.remainder is not None:
             batch = self.remainder.received(batch)
-        on_cpu = self._to is not None and self._to.type == "cpu"
-        if self._to is None or (on_cpu and all(leaf.is_cpu for leaf in leaves(batch))):
-            return batch
-        return to_device(batch, self._to)
+        return batch if self._to.type == "cpu" else to_device(batch, self._to)
 
 
 class StreamTransfer(Transfer):
@@ -178,7 +171,7 @@ class StreamTransfer(Transfer):
         if self.remainder is None:
             return copied(batch)
         with record_function("dataloaders: remainder"):
-            return self.remainder.apply(batch, move=copied, empty_like=torch.empty_like)
+            return self.remainder.apply(batch, copied)
 
     def _copied_leaf(self, leaf: torch.Tensor) -> torch.Tensor:
         if not _is_plain(leaf):

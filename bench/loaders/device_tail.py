@@ -55,7 +55,7 @@ def device_tail_gpu(scale: Scale, folder: Path) -> Result:
 
         def finish(pixels: torch.Tensor, tail: Any = tail, steps: Any = sent.steps) -> Any:
             batch = Trailing(pixels, steps)
-            return tail.apply(batch, move=lambda each: each, empty_like=torch.empty_like)
+            return tail.apply(batch)
 
         pixels = sent.pixels.pin_memory() if pins else sent.pixels
         ways[f"uint8 copied, tail{name}"] = pixels, finish

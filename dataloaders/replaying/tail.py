@@ -7,12 +7,13 @@ here      Trailing ──move──> bytes on the device ──the steps──> 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from dataloaders.backend import Remainder, Specification
+from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import Batch, map_children
 from dataloaders.errors import BackendUnavailable
 from dataloaders.recording.ops import as_flavour
@@ -36,8 +37,7 @@ def device_tail(
         dtype: a float dtype for the images, each value rounded to it once; None: the dataset's.
         memory_format: of batches of images [N, C, H, W].
     """
-    finish = partial(DeviceTail().apply, move=lambda batch: batch, empty_like=torch.empty_like)
-    proof = prove(loader, "tail", finish, _left)
+    proof = prove(loader, "tail", DeviceTail().apply, _left)
     if proof.obstacle is not None:
         return proof.obstacle
     left = [fact for facts in proof.facts for fact in facts]
@@ -65,7 +65,8 @@ class DeviceTail(Remainder):
     Args:
         dtype: what floats are rounded to at last; None: they stay.
         memory_format: of batches of images.
-        description: what `describe` returns.
+        description: for the plan.
+        empty_like: makes tensors of the shape of a given one and another dtype.
     """
 
     def __init__(
@@ -73,23 +74,24 @@ class DeviceTail(Remainder):
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.preserve_format,
         description: str = "",
+        empty_like: Callable[..., torch.Tensor] | None = None,
     ) -> None:
+        self.description = description
         self._dtype = dtype
         self._memory_format = memory_format
-        self._description = description
+        if empty_like is not None:
+            self._empty_like = empty_like
+
+    @cached_property
+    def _empty_like(self) -> Callable[..., torch.Tensor]:
+        return HostPool().empty_like
 
     @staticmethod
     def recorded(loader: Specification) -> Specification:
         """Return a view of ``loader``, which may be seeded, whose workers record tails."""
         return view_of(loader, **recording_changes(loader, "tail"))
 
-    def apply(
-        self,
-        batch: Batch,
-        *,
-        move: Callable[[Batch], Batch],
-        empty_like: Callable[..., torch.Tensor],
-    ) -> Batch:
+    def apply(self, batch: Batch, move: Callable[[Batch], Batch] = lambda batch: batch) -> Batch:
         """See `Remainder`.
 
         Raises:
@@ -102,7 +104,7 @@ class DeviceTail(Remainder):
             nonlocal images
             if isinstance(value, Trailing):
                 images += 1
-                return self._finished(value, empty_like)
+                return self._finished(value)
             return value if isinstance(value, torch.Tensor) else map_children(value, made)
 
         finished = made(move(batch))
@@ -114,18 +116,14 @@ class DeviceTail(Remainder):
             )
         return finished
 
-    def describe(self) -> str:
-        """See `Remainder`."""
-        return self._description
-
-    def _finished(self, value: Trailing, empty_like: Callable[..., torch.Tensor]) -> torch.Tensor:
+    def _finished(self, value: Trailing) -> torch.Tensor:
         pixels, steps = value
         if pixels.ndim == 4 and self._memory_format is not torch.preserve_format:
             pixels = pixels.contiguous(memory_format=self._memory_format)
         if not steps:
             return pixels if self._dtype is None else pixels.to(self._dtype)
         tail = Pointwise(steps, pixels.shape[-3])
-        out = empty_like(pixels, dtype=self._dtype or tail.dtype)
+        out = self._empty_like(pixels, dtype=self._dtype or tail.dtype)
         tail(pixels.as_subclass(torch.Tensor), out)
         made: torch.Tensor = as_flavour(out, "Tensor" if pixels.ndim == 4 else steps[-1].flavour)
         return made

@@ -105,7 +105,7 @@ def finished(batch: Any) -> Any:
     """Return what becomes of a batch that a worker has sent."""
     if is_recorded(batch):
         return replayed(batch)
-    return DeviceTail().apply(batch, move=as_list, empty_like=torch.empty_like)
+    return DeviceTail().apply(batch, as_list)
 
 
 def recording(loader: Any, upto: str = "files") -> Any:
