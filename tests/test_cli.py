@@ -202,6 +202,27 @@ def test_run_gives_a_torch_script_the_backend(command):
     assert synthetic.out != plain.stdout
 
 
+SPAWNS = """
+import sys
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+
+def work(rank):
+    print([int(batch) for batch in DataLoader(range(3), num_workers=1)])
+
+if __name__ == "__main__":
+    mp.start_processes(work, nprocs=1, start_method=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
+def test_run_reaches_processes_that_the_script_trains_in(method, command):
+    options = ("--backend", "prefetch", "--explain")
+    done = command("run", *options, write(SPAWNS, ""), "--", method)
+    assert done.out == "[0, 1, 2]\n"
+    assert done.err.count("backend 'prefetch'") == 1
+
+
 def test_run_leaves_a_subclass_its_own_seed_and_device(command):
     text = PRINTS.replace(
         "loader = DataLoader(",

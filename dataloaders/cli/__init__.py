@@ -105,7 +105,8 @@ example:
 
 _RUN = """\
 Runs an unmodified script with its DataLoaders on another backend (as DATALOADERS_BACKEND=NAME does
-for our loaders). A loader that the backend cannot serve stays stock, with one warning.
+for our loaders), also in processes that it starts by multiprocessing, as mp.spawn does. A loader
+that the backend cannot serve stays stock, with one warning.
 
 examples:
   dataloaders run --backend prefetch --explain train.py -- --epochs 3

@@ -6,7 +6,7 @@ loops       replaces iter() of every DataLoader
 optimizers  counts optimizer steps: the loop in which one steps is the training loop
 takeover    hands that loop to a measurement, and leaves the others alone
 ranks       keeps several ranks on one schedule, with one report
-children    measures in processes that the script starts to train in
+children    measures, or switches, in processes that the script starts to train in
 scratch     protects files that existed before
 switch      iterates the script's torch loaders by another backend
 """
