@@ -106,8 +106,10 @@ def test_any_nesting_is_walked_mapped_moved_and_described(batch):
     assert tree.nbytes(batch) == sum(leaf.numel() * leaf.itemsize for leaf in expected)
     assert tree.samples_in(batch) == (len(found[0]) if found else None)
     assert isinstance(tree.describe(batch), str)
-    mapped = tree.map_tensors(batch, lambda tensor: tensor)
+    mapped, clones = tree.map_tensors(batch, lambda tensor: tensor), tree.copied(batch)
     assert_same(mapped, batch)
+    assert_same(clones, batch)
+    assert not {*map(id, tree.leaves(clones))} & {*map(id, found)}
     assert list(map(id, tree.leaves(mapped))) == list(map(id, found))
     if isinstance(batch, (list, dict, collections.UserDict, collections.deque, Plain)):
         assert mapped is not batch
@@ -283,6 +285,7 @@ def test_arrays_and_nested_tensors_have_a_size(layout):
     nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)], layout=layout)
     batch = {"x": [np.zeros((2, 3), np.uint8), torch.zeros(5)], "name": "a", "nested": nested}
     assert tree.nbytes(batch) == 6 + 20 + 9 * 4
+    assert tree.describe(nested) == "float32 nested of 2"
 
 
 @pytest.mark.parametrize("kind", [list, tuple])

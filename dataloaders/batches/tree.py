@@ -158,7 +158,7 @@ def _sizes(batch: Batch) -> list[int | None]:
 def describe(batch: Batch) -> str:
     """Describe ``batch`` in one line: ``[float32 64x3x224x224, int64 64]``."""
     if isinstance(batch, torch.Tensor):
-        if batch.is_nested and batch.layout is torch.strided:  # it has no shape
+        if batch.is_nested:  # the shape, if it has one, does not say how many rows each tensor has
             shape = f"nested of {batch.size(0)}"
         else:
             shape = "x".join(str(size) for size in batch.shape) or "scalar"
