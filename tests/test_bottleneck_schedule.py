@@ -121,6 +121,58 @@ def planned(arm, numbers, **options):
 
 
 class TestPlan:
+    # Of the first block, the random factor is 1.344, and of up to 2 steps or 4 more, 1 or 3 come.
+    @pytest.mark.parametrize(
+        ("arm", "options", "numbers", "plan"),
+        [
+            ("synthetic", {}, (30, 0.01, 0.02), (0, 2, 45, 1, 3.76)),  # 1/3 s
+            ("synthetic", {"budget_s": 9}, (9, 0.01, 0.01), (0, 2, 27, 1, 1.16)),  # 0.2 s
+            ("synthetic", {"budget_s": 4}, (4, 0.01, 0.01), (0, 2, 14, 1, 1)),  # 0.1 s
+            ("synthetic", {"asynchronous": True}, (30, 0.01, 0.01), (0, 20, 45, 1, 2.6)),
+            ("synthetic", {"asynchronous": True}, (30, 1e-5, 1e-5), (0, 4096, 20000, 200, 1)),
+            ("synthetic", {}, (30, 1e-7, 1e-7), (0, 2, 20000, 5000, 1)),  # four marks
+            ("synthetic", {}, (30, 1e-7, 1e-7, 2), (0, 2, 20000, 5000, 1)),
+            ("synthetic", {}, (30, 0.01, 0.01, 64), (0, 64, 64, 64, 5.12)),
+            ("synthetic", {}, (0.05, 0.01, 0.01), (0, 2, 45, 1, 0.1)),  # no time is left
+            ("synthetic", {"length": 11}, (30, 0.01, 0.01), (0, 2, 48, 1, 2)),  # all in the pool
+            ("real", {}, (30, 0.01, 0.02), (0, 3, 23, 1, 2.08)),
+            ("real", {"asynchronous": True}, (30, 0.01, 0.02), (0, 10, 23, 1, 2.64)),
+            ("real", {"length": 12}, (30, 0.01, 0.01), (0, 3, 45, 1, 1.92)),
+            ("real", {"length": 11}, (30, 0.01, 0.01), (0, 3, 55, 11, 2.32)),
+            ("real", {"workers": 2, "in_flight": 4, "length": 20}, (30, 0.01, 0.15),
+             (0, 9, 20, 20, 17.4)),  # a tenth of the budget
+            ("real", {"workers": 4, "in_flight": 12}, (30, 0.01, 0.02), (0, 27, 24, 1, 4.08)),
+            ("real", {"workers": 4, "in_flight": 12}, (30, 0.01, 0.1), (0, 27, 12, 1, 15.6)),
+            # Slow steps, of which a block has few
+            ("synthetic", {}, (1, 0.25, 0.25), (0, 2, 4, 1, 1)),
+            ("synthetic", {}, (30, 0.26, 0.26), (0, 2, 4, 1, 6.24)),
+            ("synthetic", {}, (3, 1, 1), (0, 1, 2, 1, 3)),
+            ("synthetic", {}, (2, 1, 1), (0, 0, 2, 1, 2)),
+            ("synthetic", {"asynchronous": True}, (2, 1, 1), (0, 1, 1, 1, 2)),
+            ("synthetic", {"workers": 6}, (7, 1, 1.06), (0, 2, 5, 1, 7)),
+            ("real", {}, (30, 0.25, 0.25), (0, 3, 4, 1, 7)),
+            ("real", {}, (30, 0.26, 0.26), (0, 1, 4, 1, 5.2)),
+            ("real", {}, (4.3, 1, 1.06), (0, 1, 3, 1, 4.3)),
+            ("real", {"workers": 4, "in_flight": 12}, (30, 0.01, 0.25), (0, 27, 12, 1, 30)),
+            ("real", {"workers": 4, "in_flight": 12}, (30, 0.01, 0.26), (0, 27, 10, 1, 30)),
+            ("real", {"workers": 6, "in_flight": 12}, (30, 1, 1.06, 1, 0), (0, 7, 7, 1, 30)),
+            ("real", {"workers": 6, "in_flight": 12}, (14.9, 1, 1.06, 1, 0), (0, 7, 7, 1, 14.9)),
+            ("real", {"workers": 6, "in_flight": 12}, (8, 1, 1.06, 1, 0), (0, 5, 6, 1, 8)),
+            ("real", {"workers": 6, "in_flight": 12}, (8, 1, 1.05, 1, 0), (0, 5, 2, 1, 8)),
+            ("real", {"workers": 6, "in_flight": 12}, (16, 2, 2.05, 1, 0), (0, 5, 2, 1, 16)),
+        ],
+    )  # fmt: skip
+    def test_the_first_block_of_an_arm(self, arm, options, numbers, plan):
+        found = Schedule(**{"budget_s": 30, **options}).plan(arm, Numbers(*numbers))
+        figures = found.refill, found.warm_up, found.batches, found.segment, found.most_s
+        assert figures == pytest.approx(plan)
+
+    @pytest.mark.parametrize("step_s", [0.002, 0.00233])  # 180 of these, and the block is as long
+    def test_a_block_is_at_most_four_times_as_long_as_the_last_of_its_arm(self, step_s):
+        schedule = Schedule(30)
+        assert schedule.plan("synthetic", Numbers(30, 0.01, 0.01)).batches == 45
+        assert schedule.plan("synthetic", Numbers(30, step_s, step_s, 7)).batches == 175
+
     @pytest.mark.parametrize("arm", ["synthetic", "host", "contended", "real"])
     @given(step=SECONDS, real=SECONDS, cycle=st.integers(1, 64), asynchronous=st.booleans())
     def test_a_block_holds_whole_cycles_and_has_a_deadline(
@@ -148,16 +200,27 @@ class TestPlan:
             assert planned("synthetic", steady).warm_up == 2
         numbers = Numbers(30, 0.02, 0.02, ready=3)
         assert planned("real", numbers, workers=4, in_flight=8).warm_up >= 16
-        slow = numbers._replace(step_s=1.0, real_s=1.0)
-        assert planned("real", slow, workers=4, in_flight=8).warm_up == 5
+        for real_s, ready, warm_up in ((0.1, 0, 19), (0.11, 0, 5), (0.11, -1, 19)):
+            slow = numbers._replace(step_s=1.0, real_s=real_s, ready=ready)
+            assert planned("real", slow, workers=4, in_flight=8).warm_up == warm_up
+        assert planned("real", numbers._replace(steady=1), workers=4, in_flight=8).warm_up == 0
 
     def test_a_real_block_is_refilled_as_the_last_one_left_the_device(self):
         numbers = Numbers(30, 0.03, 0.03, lag_s=0.09)
         assert planned("real", numbers, asynchronous=True).refill == 3
         assert planned("synthetic", numbers, asynchronous=True).refill == 0
         assert planned("real", numbers).refill == 0
-        copied_too_slowly = numbers._replace(real_s=0.04, ahead=1)
-        assert planned("real", copied_too_slowly, asynchronous=True).refill == 0
+        for changes, refill in (
+            ({"real_s": 0.04, "ahead": 1}, 0),  # copied too slowly
+            ({"real_s": 1.02 * 0.03, "ahead": 1}, 3),
+            ({"real_s": 0.04}, 3),
+            ({"writes": 1}, 0),
+            ({"step_s": 0}, 0),
+            ({"lag_s": 9}, 17),  # half a second
+            ({"lag_s": 9, "step_s": 0.2}, 4),
+        ):
+            other = numbers._replace(**changes)
+            assert planned("real", other, asynchronous=True).refill == refill, changes
 
     @pytest.mark.parametrize(("length", "whole"), [(23, True), (24, False), (None, False)])
     def test_segments_are_whole_epochs_where_no_queue_finds_its_state(self, length, whole):
@@ -180,12 +243,15 @@ class TestPlan:
         steady, bursts, uneven = Schedule(30), Schedule(30), Schedule(30)
         assert steady.adapt(3, 0.01, 0.01) == 1
         assert bursts.adapt(3, 0.03, 0.12) == pytest.approx((2 + 4) / 3)  # real blocks alone
+        blocks = {arm: bursts.plan(arm, Numbers(30, 0.01, 0.01)) for arm in ("real", "synthetic")}
+        assert 4 * 17 <= blocks["real"].batches <= 4 * 50
+        assert 17 <= blocks["synthetic"].batches <= 50
         assert uneven.adapt(3, 0.12, 0.12) == pytest.approx(2)  # all of them
         assert uneven.adapt(3, 0.12, 0.12) == pytest.approx(30 / 12 / 3 / (2 / 3))  # at most
 
     def test_one_process_looks_at_the_deadline_after_each_segment_and_ranks_rarely(self):
         assert Schedule(30).late(3, 2.0, most_s=1.0)
-        assert not Schedule(30).late(3, 0.5, most_s=1.0)
+        assert not Schedule(30).late(3, 1.0, most_s=1.0)
         asked = []
 
         def agree(numbers):
@@ -196,6 +262,8 @@ class TestPlan:
         late = [lap for lap in range(1, 17) if together.late(lap, 2.0, most_s=1.0)]
         assert late == [1, 2, 4, 8, 16]
         assert len(asked) == 5
+        assert not together.late(1, 1.0, most_s=1.0)
+        assert (Schedule(30).alone, together.alone) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -204,13 +272,20 @@ class TestPlan:
         (5, 10.0, 0.02, (True, True, True), True, False),
         (4, 10.0, 0.02, (True, True, True), False, False),
         (5, 10.0, 0.02, (True, True, False), False, False),
+        (5, 14.0, 0.02, (True, True, False), False, False),
         (5, 14.5, 0.02, (True, True, False), True, False),  # half of the budget
         (4, 14.5, 0.02, (True, True, False), False, False),
         (5, 14.5, 0.02, (True, False, False), False, False),
-        (9, 29.0, 0.02, (True, False, False), True, False),  # another round would not fit
+        (9, 27.4, 0.02, (True, False, False), False, False),
+        (9, 27.5, 0.02, (True, False, False), True, False),  # another round would not fit
+        (9, 30.0, 0.02, (True, False, False), True, False),
         (2, 31.0, 0.02, (False, False, False), True, True),
         (1, 31.0, 0.02, (False, False, False), False, False),  # one round: twice the budget
+        (1, 60.0, 0.02, (False, False, False), False, False),
         (3, 31.0, 1.0, (False, False, False), False, False),  # nor many slow steps
+        (2, 52.0, 4.0, (False, False, False), False, False),
+        (2, 52.5, 4.0, (False, False, False), True, False),  # no room for two of them
+        (2, 55.5, 2.2, (False, False, False), False, False),
         (3, 31.0, 1.0, (True, False, False), True, True),
         (3, 61.0, 1.0, (False, False, False), True, True),
     ],
@@ -220,6 +295,19 @@ def test_measuring_ends_with_a_verdict_or_the_budget(rounds, spent, step, known,
     schedule.plan("real", Numbers(30, step, step))
     assert schedule.over(rounds, spent, lambda: known) == over
     assert schedule.enough(rounds, spent, 1.0, lambda: known) == enough
+
+
+def test_long_rounds_may_be_few_and_slow_steps_have_twice_the_budget():
+    schedule = Schedule(30)
+    assert not schedule.interrupted
+    assert [schedule.left_s(rounds, 10.0) for rounds in (1, 2)] == [50, 20]
+    assert [schedule.few_steps(seconds) for seconds in (1.5, 1.6)] == [False, True]
+    known = True, True, True
+    rounds = [(2, 3.1), (3, 3.0), (3, 3.1), (5, 3.0)]  # of more than a tenth of the budget, three
+    found = [schedule.enough(number, 10.0, seconds, lambda: known) for number, seconds in rounds]
+    assert found == [False, False, True, True]
+    schedule.plan("real", Numbers(30, 1.0, 1.0))
+    assert schedule.left_s(2, 10.0) == 50
 
 
 @pytest.mark.parametrize("lengths", [(None, None), (100, 100), (7, 7), (7, 5), (60, 40)])

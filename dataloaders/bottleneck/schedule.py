@@ -126,9 +126,9 @@ class Schedule:
         most = _MOST_TIMES_LONGER * self._last.get(arm, batches)
         whole = math.floor if batches >= most else math.ceil
         batches = min(batches, most)
-        period, epoch = cycle, self.length or 0
+        period, epoch = cycle, self.length
         whole_epochs = real and self.short_epochs and not n.interrupted
-        if whole_epochs and epoch * batch_s <= _EPOCH_SHARE * self.budget_s:
+        if whole_epochs and epoch and epoch * batch_s <= _EPOCH_SHARE * self.budget_s:
             period = math.lcm(cycle, epoch)  # so that each segment contains starts of epochs
         per_mark = min(math.ceil(_SEGMENT_S / (batch_s * period)), batches // (4 * period))
         segment = period * max(1, 1 if n.varied else per_mark)  # if shapes vary: of one shape
@@ -228,11 +228,10 @@ class Schedule:
         return rounds < 2 or self._slow
 
     def _batches(self, real: bool, batch_s: float, n: Numbers) -> int:
-        fewest = 1 if batch_s > _SLOW_STEP_S else _FEWEST_STEPS
         # A random factor, so that blocks of an arm begin at different places of a loop that repeats
         # itself every so many batches.
         wanted = math.ceil(self._random.uniform(0.5, 1.5) * self._block_s / batch_s)
-        batches = max(fewest, min(_MOST_STEPS, wanted))
+        batches = max(_FEWEST_STEPS, min(_MOST_STEPS, wanted))
         if real:
             if (self.workers or n.ahead) and n.real_s <= _SLOW_STEP_S:
                 batches = max(batches, self.in_flight)
@@ -252,8 +251,7 @@ class Schedule:
 
     def _warm_up_device(self, n: Numbers) -> int:
         """Return how many steps on resident batches go unmeasured before a block."""
-        wanted = _steps_for(_DEVICE_WARM_UP_S, n.step_s) if self.asynchronous else 0
-        return max(WARM_UP_STEPS, wanted)
+        return max(WARM_UP_STEPS, self.asynchronous * _steps_for(_DEVICE_WARM_UP_S, n.step_s))
 
     def _warm_up_queue(self, n: Numbers) -> int:
         """Return how many real steps go unmeasured before a block.
