@@ -67,6 +67,8 @@ class TestEpochs:
         assert seconds(found, "real") == [0.04, 0.02]
         assert found.starts == pytest.approx([0.5 - 2 * 0.02])
         assert not found.whole_epochs
+        alone = result({"real": real[:1], "synthetic": resident()}, parallel=True)
+        assert alone.starts == [0.5]  # no other step says what one takes
 
     def test_whole_epochs_stay_as_they_are(self):
         real = [Segment(0.5, 10, starts_epoch=True), Segment(0.1, 5), Segment(0.1, 5)]
@@ -74,6 +76,8 @@ class TestEpochs:
         assert seconds(found, "real") == [0.5, 0.1, 0.1]
         assert found.whole_epochs
         assert not found.starts
+        one = {"real": block_of([Segment(0.5, 1, starts_epoch=True)])}
+        assert corrected([one], {}, Loop()).whole_epochs  # of one batch, if nothing else is said
 
     @pytest.mark.parametrize("length", [100, 101])
     def test_without_workers_only_long_epochs_start_apart(self, length):
@@ -84,7 +88,7 @@ class TestEpochs:
 
 
 class TestNewShapes:
-    REAL = (Segment(0.07, 2, 0.002, new_shape=True), Segment(STEP_S, 1))
+    REAL = (Segment(0.04, 2, 0.002, new_shape=True), Segment(STEP_S, 1))
 
     @pytest.mark.parametrize("options", [{"parallel": True}, {"asynchronous": True}])
     def test_a_shape_that_costs_more_at_first_is_left_out(self, options):
@@ -97,16 +101,19 @@ class TestNewShapes:
         assert seconds(found, "real") == pytest.approx([0.002 + 2 * STEP_S, STEP_S])
 
     @pytest.mark.parametrize(
-        "first", [Segment(1.05 * STEP_S, 1, new_shape=True), Segment(0.05, 1, 0.04, new_shape=True)]
+        "first", [Segment(1.1 * STEP_S, 1, new_shape=True), Segment(0.05, 1, 0.04, new_shape=True)]
     )
     def test_a_shape_that_costs_the_same_or_only_waits_stays(self, first):
         found = result({"real": [first, *resident(1)], "synthetic": resident()}, parallel=True)
         assert seconds(found, "real") == [first.seconds, STEP_S]
         assert not found.left_out
+        slower = [Segment(2 * STEP_S, 1, new_shape=at == 0) for at in range(9)]  # new or not
+        found = result({"real": slower, "synthetic": resident(1)}, parallel=True)
+        assert not found.left_out
 
     def test_where_every_shape_is_new_there_is_nothing_to_compare(self):
         found = result({"real": [self.REAL[0]]}, parallel=True)
-        assert seconds(found, "real") == [0.07]
+        assert seconds(found, "real") == [0.04]
 
 
 def test_a_wait_for_another_loader_is_input_on_the_host():
@@ -131,3 +138,4 @@ def test_rounds_that_lack_an_arm_count_by_their_segments_only():
     assert len(found.rounds) == 2
     assert {arm: took.steps for arm, took in found.part.items()} == {"real": 2, "synthetic": 3}
     assert math.isclose(found.part["real"].per_batch, STEP_S)
+    assert len(result(whole, whole, {**whole, "host": resident()}).rounds) == 1

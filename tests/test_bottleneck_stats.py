@@ -8,7 +8,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dataloaders.bottleneck.evidence.verdict import BOUND_FROM, STEP_BOUND_UP_TO, analyse, name
+from dataloaders.bottleneck.evidence.corrections import Loop, corrected
+from dataloaders.bottleneck.evidence.estimates import estimates_of, held_share
+from dataloaders.bottleneck.evidence.verdict import (
+    BOUND_FROM,
+    STEP_BOUND_UP_TO,
+    _says_something,
+    analyse,
+    name,
+)
 from dataloaders.measuring.intervals import (
     BlockTimes,
     Interval,
@@ -143,6 +151,28 @@ class TestRule:
         draws = stall_draws(prep=1.0, transfer=0.0, contention=0.0)
         assert named(Interval(low, (low + high) / 2, high), draws) == verdict
 
+    @pytest.mark.parametrize(
+        ("prep", "contention", "verdict"),
+        [
+            ([0.0] * 50 + [2.0] * 950, 1.0, "input-bound"),  # the largest in 95 draws of 100
+            ([0.0] * 51 + [2.0] * 949, 1.0, "inconclusive"),
+            ([0.0] * 51 + [2.0] * 949, 1.1, "input-bound"),  # with the next one
+        ],
+    )
+    def test_a_cause_is_the_largest_in_95_draws_of_100(self, prep, contention, verdict):
+        draws = {"transfer": np.ones(1000), "contention": np.full(1000, contention)}
+        assert named(GAP, {"prep": np.array(prep), **draws}) == verdict
+
+    @pytest.mark.parametrize(
+        ("low", "high", "says"),
+        [
+            (0.5, 1.5, True), (0.5, 1.51, False), (0.0, 1.0, False), (-1.0, 1.0, False),
+            (0.9, 0.95, True), (0.9, 0.94, False),
+        ],
+    )  # fmt: skip
+    def test_an_interval_that_is_too_wide_or_below_1_says_nothing(self, low, high, says):
+        assert _says_something(Interval(low, high, high)) == says
+
 
 def blocks_of(step, wait, *, slower=0.0, noise=0.0, rounds=4, segments=4, seed=0):
     """Rounds of segments of one step: what next() took is known, the step is off by ``noise``."""
@@ -188,6 +218,8 @@ class TestWaits:
         assert (analysis.verdict, analysis.evidence) == ("step-bound", "waits")
 
     def test_one_round_carries_a_verdict_if_its_steps_do(self):
+        nothing = analyse([])
+        assert (nothing.verdict, nothing.left_out, nothing.held) == ("inconclusive", 0, 0)
         one = blocks_of(1.0, 0.5, noise=0.02, rounds=1, segments=4)
         assert analyse(one, parallel=False).verdict == "input-bound"
         assert analyse([], part=one[0], parallel=False).verdict == "input-bound"
@@ -228,6 +260,157 @@ class TestWaits:
             assert analysis.verdict == "inconclusive"
 
 
+def estimated(rounds, part=None, **facts):
+    """The estimates from these rounds, by their evidence, in order."""
+    loop = Loop(**facts)
+    found = estimates_of(corrected(rounds, part or {}, loop), loop)
+    return {one.evidence: one for one in found}
+
+
+def ends(bound):
+    return pytest.approx((bound.low, bound.estimate, bound.high), abs=1e-9)
+
+
+DEVICE = {"asynchronous": True, "parallel": False}
+STARTS = {"epoch_starts": [10.0], "length": 20}
+
+
+class TestEstimates:
+    """Each way to estimate, by figures without noise: they can be computed by hand."""
+
+    STEP, REAL = Segment(4.0, 2), Segment(6.0, 2, 1.6)  # 2 s a step; 3 s, of which 0.8 are a wait
+
+    def rounds(self, count, segments=4, **arms):
+        arms = {"synthetic": self.STEP, "real": self.REAL, **arms}
+        return [{arm: block_of([each] * segments) for arm, each in arms.items()}] * count
+
+    @pytest.mark.parametrize(
+        ("rounds", "facts", "evidence"),
+        [
+            (1, {}, ["waits"]),
+            (3, {}, ["waits"]),  # too few rounds to compare blocks
+            (4, {}, ["blocks", "waits"]),
+            (4, {"parallel": False}, ["waits", "blocks"]),
+            (1, {"turn": 8}, ["waits"]),
+            (1, {"turn": 9}, []),  # not each worker has delivered
+            (3, {"turn": 25}, ["blocks"]),
+            (1, DEVICE, ["steps", "waits"]),
+            (4, DEVICE, ["blocks", "steps", "waits"]),
+            (4, {**DEVICE, "ranks": True}, ["blocks", "steps"]),
+            (4, {"asynchronous": True}, ["blocks", "steps"]),  # what workers cost is not known
+        ],
+    )
+    def test_which_there_are_and_which_is_the_best(self, rounds, facts, evidence):
+        assert list(estimated(self.rounds(rounds), **facts)) == evidence
+
+    def test_blocks_without_segments_need_two_rounds_and_steps_two_segments(self):
+        unmarked = {"synthetic": BlockTimes(1.0, 1), "real": BlockTimes(1.5, 1)}
+        assert list(estimated([unmarked] * 2)) == ["blocks"]
+        assert list(estimated([unmarked])) == []
+        assert list(estimated(self.rounds(1, segments=2))) == ["waits"]
+        assert list(estimated(self.rounds(1, segments=1))) == []
+
+    @pytest.mark.parametrize(
+        ("rounds", "arms", "facts", "evidence", "means", "bound", "count"),
+        [
+            # The bound is known to 1 % of itself.
+            (4, {}, {}, "blocks", {"real": 3}, (1.485, 1.5, 1.515), 4),
+            (4, {}, STARTS, "blocks", {"real": 3.45}, (1.70775, 1.725, 1.74225), 4),
+            (3, {}, {}, "waits", {"contended": 2.2, "real": 3}, (1.485, 1.5, 1.515), 12),
+            (3, {}, STARTS, "waits", {"contended": 2.2, "real": 3.46}, (1.7127, 1.73, 1.7473), 12),
+            (3, {"host": Segment(4.2, 2)}, {}, "waits", {"host": 2.1}, (1.485, 1.5, 1.515), 12),
+            # Steps without their waits are as good as those on resident batches.
+            (4, {}, {"parallel": False}, "waits", {"synthetic": 2.1, "real": 2.9},
+             (0.99 * 2.9 / 2.1, 2.9 / 2.1, 1.01 * 2.9 / 2.1), 16),
+            # Real steps look quicker than resident ones: the wait is lost all the same.
+            (3, {"real": Segment(5.0, 2, 1.6)}, {}, "waits", {"real": 2.5},
+             (0.99 * 5 / 3.4, 5 / 3.4, 1.01 * 5 / 3.4), 12),
+            (4, {}, DEVICE, "blocks", {"real": 3}, (1.485, 1.5, 1.515), 4),
+            (4, {}, DEVICE, "steps", {"real": 3}, (1.485, 1.5, 1.515), 8),
+            (4, {}, DEVICE, "waits", {"real": 2.828}, (1.414, 1.414, 1.414), 16),
+            (4, {"real": STEP}, DEVICE, "waits", {"real": 2}, (0.99, 1, 1.01), 16),
+            (4, {"host": Segment(4.2, 2), "contended": Segment(4.4, 2)}, {"asynchronous": True},
+             "waits", {"real": 3}, (1.485, 1.5, 1.01 * 1.55), 16),
+            (1, {"synthetic": Segment(4.0, 2, elsewhere=3.98)}, DEVICE, "steps", {"real": 3},
+             (1.485, 1.5, 151.5), 2),
+        ],
+    )  # fmt: skip
+    def test_what_each_says(self, rounds, arms, facts, evidence, means, bound, count):
+        found = estimated(self.rounds(rounds, **arms), **facts)[evidence]
+        assert ends(found.bound) == bound
+        assert found.count == count
+        assert found.means == pytest.approx({**found.means, "synthetic": 2, **means})
+        drawn = {arm: draws.mean() for arm, draws in found.draws.items()}
+        assert drawn == pytest.approx(found.means, rel=0.01)
+
+    def test_on_a_device_the_starts_of_epochs_and_other_blocks_bound_the_gap(self):
+        high = interval_of(1.4, np.full(1000, 1 + (0.8 + 0.46) / 2), 16).high
+        found = estimated(self.rounds(4), **DEVICE, **STARTS)["waits"].bound
+        assert ends(found) == (1.485, 1.5, high)
+        slow = {"real": block_of([Segment(60.0, 2, 6.0)] * 2)}  # of the running round
+        rounds = self.rounds(4, real=self.REAL._replace(waited=6.0))
+        assert ends(estimated(rounds, slow, **DEVICE)["waits"].bound) == (1.485, 1.5, 2.525)
+
+    @pytest.mark.parametrize(("step_s", "mean"), [(0.05, 0.05), (0.06, 0.09)])
+    def test_steps_of_the_warm_up_count_where_steps_are_slow(self, step_s, mean):
+        segments = [Segment(step_s, 1)] * 2
+        warm = block_of(segments, warm_up=(0.12, 0.12))
+        arms = {"synthetic": warm, "real": block_of(segments)}
+        assert estimated([arms])["waits"].means["synthetic"] == pytest.approx(mean)
+        assert estimated([arms], **DEVICE)["steps"].means["synthetic"] == pytest.approx(step_s)
+        alone = [Segment(0.005, 1)] * 2  # from 5 ms, a step without its wait is a step alone
+        alone = {"synthetic": block_of(alone), "real": block_of(alone)}
+        assert estimated([alone], parallel=False)["waits"].apart
+
+    def test_a_round_that_was_disturbed_counts_as_one_observation(self):
+        rounds = self.rounds(3) + self.rounds(1, real=Segment(7.6, 2, 1.6))
+        found = estimated(rounds)["waits"]
+        assert found.means["contended"] == pytest.approx(2 + (3 * 0.2 + 1) / 4)
+        assert found.count == 8
+
+    @pytest.mark.parametrize(("waits", "count"), [((3, 0, 0, 0, 0, 0), 2), ((3, 3, 3, 0, 0, 0), 3)])
+    def test_of_few_waits_that_make_up_the_sum_there_are_few(self, waits, count):
+        real = block_of([Segment(2.0 + wait, 1, wait) for wait in waits])
+        found = estimated([{"synthetic": block_of([self.STEP] * 12), "real": real}])["waits"]
+        assert found.count == count
+
+    @pytest.mark.parametrize(("turns", "width"), [(4, 0.0), (2, 0.0), (1, 1.0)])
+    def test_waits_that_repeat_with_each_turn_of_the_workers_do_not_differ(self, turns, width):
+        real = [Segment(2.0 + wait, 1, wait) for wait in (2.0, 0.0, 0.0, 0.0)] * turns
+        arms = {"synthetic": block_of([self.STEP] * 16), "real": block_of(real)}
+        found = estimated([arms], turn=4)["waits"]
+        assert found.means["real"] == 2.5
+        assert np.ptp(np.quantile(found.draws["real"], (0.1, 0.9))) == width
+        assert found.count == (2 * turns if turns > 1 else 2)
+
+    def test_blocks_of_a_round_drift_together_and_steps_do_not(self):
+        drift = np.linspace(1.0, 1.2, 8)
+        rounds = [
+            {arm: block_of([Segment(float(a * s), 1) for s in (b, b + 0.1)])
+             for arm, a in (("synthetic", 1.0), ("contended", 1.1), ("real", 1.5))}
+            for b in drift
+        ]  # fmt: skip
+        blocks, steps, _ = estimated(rounds, asynchronous=True).values()
+        assert ends(blocks.bound) == (1.485, 1.5, 1.515)
+        assert steps.bound.low < 1.48
+        for one in rounds:
+            alone = one["synthetic"].segments
+            one["real"] = block_of([each._replace(seconds=each.seconds + 0.1) for each in alone])
+        draws = estimated(rounds)["waits"].draws
+        assert (draws["contended"] - draws["synthetic"]).std() > 0.01
+
+    def test_many_segments_are_joined_to_200(self):
+        rounds = self.rounds(1, segments=210, real=Segment(6.0, 2, 1.5))
+        assert estimated(rounds)["waits"].count == 200
+
+    @pytest.mark.parametrize(
+        ("seconds", "held", "share"),
+        [(1.0, 0.005, 0.0), (1.0, 0.4, 0.4), (1.0, 2.0, 0.9), (0.0, 0.1, 0.0), (4.0, 0.4, 0.1)],
+    )
+    def test_the_share_for_which_steps_were_held_up(self, seconds, held, share):
+        assert held_share([{"real": BlockTimes(seconds, 1, held=held)}, {}], "real") == share
+
+
 def bound_of(rounds, **options):
     return analyse(rounds, **options).speedup_bound
 
@@ -243,10 +426,11 @@ class TestAllowances:
     PLAIN = rounds_of(0.02, synthetic=1.0, real=1.5)
 
     def held(self, share, real, busy):
-        held = {"synthetic": (share, 1.0), "real": (real, busy)}
+        held = {"synthetic": share, "real": real}
 
         def disturbed(arm, took):
-            return replace(took, held=held[arm][0] * took.seconds, busy=held[arm][1])
+            facts = {"busy": busy} if arm == "real" and busy != 1 else {}  # by default all are
+            return replace(took, held=held[arm] * took.seconds, **facts)
 
         return [{arm: disturbed(arm, took) for arm, took in one.items()} for one in self.PLAIN]
 

@@ -252,7 +252,7 @@ def _with_waits_elsewhere(found: Estimate, resident: Sequence[Segment]) -> Estim
     On a device's clock, "synthetic" contains these waits as well. The device may hide any part of
     them, so without them the step may be shorter by as much.
     """
-    elsewhere = sum(one.elsewhere for one in resident) / max(1, sum(one.steps for one in resident))
+    elsewhere = per_step([one._replace(seconds=one.elsewhere) for one in resident])
     step = found.means["synthetic"]
     longer = step / max(step - elsewhere, 0.01 * step) if elsewhere else 1.0
     return replace(found, bound=replace(found.bound, high=found.bound.high * longer))
@@ -267,8 +267,6 @@ def undisturbed(found: Estimate, rounds: Sequence[Round], loop: Loop) -> Estimat
     """
     real = [one["real"] for one in rounds if "real" in one]
     held, held_real = (held_share(rounds, arm) for arm in ("synthetic", "real"))
-    if not held and not held_real:
-        return found
     bound = found.bound
     low, high = bound.low, bound.high
     if loop.parallel:
