@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from dataloaders.cache import CachedDataset, Compressed, precompute, verify
+from dataloaders.cache.format.block import block_for
 from dataloaders.errors import CacheError
 from helpers.cached import build, mixed, spoil
 from helpers.datasets import Made
@@ -321,6 +322,7 @@ def test_headers(read, whole, start, message):
 def test_a_block_that_is_no_power_of_two(tmp_path, read):
     build(tmp_path / "a.h5", [None])
     whole = Whole((tmp_path / "a.h5").read_bytes())
+    assert [block_for(text) for text in (0, 4032, 4033, 8 << 20)] == [4096, 4096, 8192, 16 << 20]
     for block in (2048, 4095, 4097, 12288):
         said = read(seal(whole.text, block) + whole.body)
         assert f"its block has {block} bytes" in said

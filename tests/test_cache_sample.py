@@ -16,7 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 from torchvision import tv_tensors
 
 from dataloaders.cache.sample.leaf import DTYPES, fits, value_of
-from dataloaders.cache.sample.sample import column_names, join, leaf_paths, split
+from dataloaders.cache.sample.sample import column_names, join, leaf_paths, namedtuples_in, split
 from dataloaders.errors import CacheError
 from helpers.cached import KEYS, SAMPLES, Point, palettes
 from helpers.compare import bits
@@ -113,6 +113,8 @@ def test_what_is_a_list_and_what_is_one_leaf():
     assert split({"a": {}, 2: Point(1, 2)})[0] == {
         "dict": [["a", {"dict": []}], [2, {"namedtuple": ["Point", [["x", 0], ["y", 1]]]}]]
     }
+    assert namedtuples_in(split([(), Point(1, 2)])[0]) == {("Point", ("x", "y"))}
+    assert namedtuples_in(None) == set()
 
 
 def test_a_namedtuple_can_be_pickled():
@@ -127,6 +129,9 @@ def test_a_namedtuple_can_be_pickled():
 
 class Odd:
     pass
+
+
+MANY = namedtuple("Many", [f"x{number}" for number in range(256)])
 
 
 @pytest.mark.parametrize(
@@ -151,6 +156,7 @@ class Odd:
         (Image.new("P", (2, 0)), r"mode 'P', .*it has no pixels\); .*numpy.array\(image\)"),
         (Image.new("PA", (2, 2)), r"mode 'PA', .*one of 1, L, .*or return numpy.array\(image\)"),
         (namedtuple("A", "x")(Odd()), "Odd"),
+        (MANY(*range(256)), "a namedtuple that .* up to 255 fields, .*; return a dict"),
     ],
 )
 def test_what_cannot_be_kept_is_named(sample, message):
@@ -173,6 +179,15 @@ def test_a_sample_without_an_end():
     endless.append(endless)
     with pytest.raises(CacheError, match="nested more than 64 deep"):
         split(endless)
+    sample, deep = {}, {"dict": []}
+    for _ in range(64):
+        sample, deep = {"a": sample}, {"dict": [["a", deep]]}
+    assert split(sample) == (deep, [])
+    assert leaf_paths(deep) == []
+    with pytest.raises(CacheError, match=r"sample(\['a'\]){65} is nested more than 64 deep"):
+        split({"a": sample})
+    with pytest.raises(CacheError, match="no container"):
+        leaf_paths({"dict": [["a", deep]]})
 
 
 # Names of columns
@@ -207,7 +222,7 @@ def test_no_name_is_in_the_way_of_another(sample):
 @pytest.mark.parametrize(
     "structure",
     [
-        None, True, "a", 1, -1, [], {}, {"set": []}, {"dict": 1}, {"dict": [["a"]]},
+        None, True, "a", 1, -1, [], {}, {"set": []}, {"dict": 1}, {"dict": {}}, {"dict": [["a"]]},
         {"dict": [["a", 0], ["a", 1]]}, {"dict": [[None, 0]]}, {"dict": [[[], 0]]},
         {"list": {"a": 0}}, {"list": [1, 0]}, {"list": [0, 0]}, {"list": [0], "tuple": [0]},
         {"namedtuple": ["a b", []]}, {"namedtuple": ["A", [["x", 0], ["x", 1]]]},
@@ -215,12 +230,38 @@ def test_no_name_is_in_the_way_of_another(sample):
         {"namedtuple": ["A", [["\N{LATIN SMALL LIGATURE FI}", 0], ["fi", 1]]]},
         {"namedtuple": [[], [["x", 0]]]},
         {"namedtuple": ["A", [["x)); import os; ((", 0]]]}, {"namedtuple": ["A"]},
-        {"namedtuple": ["A", [[f"x{n}", n] for n in range(300)]]},
     ],
 )  # fmt: skip
 def test_a_malformed_structure(structure):
     with pytest.raises(CacheError, match="structure of the samples is malformed"):
         leaf_paths(structure)
+
+
+def long_names(count):
+    """A structure of leaves whose names have 1,024 characters."""
+    structure = {"dict": [[f"{number:019}", number] for number in range(count)]}
+    for _ in range(5):
+        structure = {"dict": [["a" * 200, structure]]}
+    return structure
+
+
+@pytest.mark.parametrize(
+    ("make", "most", "message"),
+    [
+        (lambda count: {"list": [*range(count)]}, 10_000, "more than 10000 leaves.*fewer"),
+        (long_names, 8192, "more than 8388608 characters, .*; use shorter keys"),
+        (
+            lambda count: {"list": [{"namedtuple": [f"A{n}", []]} for n in range(count)]},
+            1000,
+            "namedtuples of more than 1000 sorts",
+        ),
+        (lambda count: {"namedtuple": ["A", [[f"x{n}", n] for n in range(count)]]}, 255, "255"),
+    ],
+)
+def test_a_structure_has_so_many_leaves_names_and_namedtuples(make, most, message):
+    column_names(make(most))
+    with pytest.raises(CacheError, match=message):
+        column_names(make(most + 1))
 
 
 def test_values_that_are_too_many_or_too_deep():

@@ -57,7 +57,10 @@ def test_this_machine_and_one_without_any_files(tmp_path):
     assert resources.shm_shortage(8, 2, 10**12, tmp_path / "absent") is None
 
 
-def test_a_system_without_affinity_masks_has_all_its_cores(monkeypatch, tmp_path):
+def test_a_system_that_says_little_has_all_its_cores_and_4_gib(monkeypatch, tmp_path):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.delattr(os, "sysconf")
+    assert resources.total_memory(tmp_path) == 4 << 30
     monkeypatch.delattr(os, "sched_getaffinity")
     for count, cores in ((6, 6), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
@@ -74,6 +77,10 @@ def test_an_affinity_mask_counts_and_ranks_share_the_launchers(monkeypatch):
     )
     run = warm.run(["-c", code])
     assert run.stdout.split() == ["1", str(resources.machine_cores()), "1"], run.stderr
+    alone = resources.machine_cores()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(os, "getppid", lambda: 2**22 + 1)  # which has ended
+    assert resources.machine_cores() == alone
     for shared, own, ranks, expected in (
         (64, 64, 8, 8),  # nobody narrowed the mask
         (64, 8, 8, 8),  # each rank has a mask of its own
@@ -82,7 +89,8 @@ def test_an_affinity_mask_counts_and_ranks_share_the_launchers(monkeypatch):
         (2, 2, 8, 1),
     ):
         monkeypatch.setattr(resources, "machine_cores", lambda root, shared=shared: shared)
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, own=own: set(range(own)))
+        masks = {0: set(range(own))}
+        monkeypatch.setattr(os, "sched_getaffinity", masks.__getitem__)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
         assert resources.usable_cores() == expected
 
@@ -98,7 +106,9 @@ def test_quotas_of_cgroups(machine):
     assert resources.usable_cores(machine.root) == min(2, CORES)
     machine.be_in("0::/docker/abc")  # a container that sees the host's path
     assert resources.cpu_quota(machine.root) == 8.0
-    for text in ("", "max", "max 100000", "-1 100000", "x y", "5", "7 0"):
+    machine.write("sys/fs/cgroup", cpu__max="1 100000")
+    assert resources.cpu_quota(machine.root) == 1e-5
+    for text in ("", "max", "max 100000", "-1 100000", "0 100000", "x y", "5", "7 0"):
         machine.write("sys/fs/cgroup", cpu__max=text)
         assert resources.cpu_quota(machine.root) is None, text
     machine.be_in("5:cpu,cpuacct:/a/b")
@@ -133,6 +143,8 @@ def test_the_memory_of_a_cgroup_is_its_limit_less_use_plus_idle_cache(machine):
     machine.be_in("0::/pod/c")
     machine.write("sys/fs/cgroup/pod/c", memory__max="max", memory__current=0)
     assert resources.total_memory(machine.root) == resources.total_memory()
+    machine.write("sys/fs/cgroup/pod", memory__max=1000 * MIB)
+    assert resources.available_memory(machine.root) == 1000 * MIB
     limits = {"memory__max": 1000 * MIB, "memory__current": 700 * MIB}
     machine.write("sys/fs/cgroup/pod", memory__stat=f"anon 1\ninactive_file {200 * MIB}", **limits)
     assert resources.available_memory(machine.root) == 500 * MIB
@@ -156,7 +168,12 @@ def test_the_memory_of_python_objects():
 
 @pytest.mark.parametrize(
     ("nbytes", "words", "remedy"),
-    [(1000, "1000 bytes in", "1g"), (MIB, "1.0 MiB in", "1g"), (3 << 29, "1.5 GiB in", "23g")],
+    [
+        (1, "1 bytes in", ["1g", "1g"]),
+        (1536, "1.5 KiB in", ["1g", "1g"]),
+        (MIB, "1.0 MiB in", ["1g", "1g"]),
+        (3 << 29, "1.5 GiB in", ["23g", "45g"]),
+    ],
 )
 def test_the_text_of_a_shortage(nbytes, words, remedy, monkeypatch, tmp_path):
     monkeypatch.setattr(resources, "shm_room", lambda path: nbytes * 9)
@@ -164,10 +181,13 @@ def test_the_text_of_a_shortage(nbytes, words, remedy, monkeypatch, tmp_path):
     text = resources.shm_shortage(2, 4, nbytes, tmp_path)
     assert "2 workers with prefetch_factor=4 " in text
     assert f"can have 10 batches of {words} {tmp_path} at once" in text
-    assert f"--shm-size={remedy}," in text
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert f"--shm-size={remedy[0]}," in text
+    assert "are free there: " in text
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     text = resources.shm_shortage(2, 4, nbytes, tmp_path)
-    assert "are free there for each of 4 ranks: " in text
+    assert "are free there for each of 2 ranks: " in text
+    assert f"--shm-size={remedy[1]}," in text
+    assert resources.shm_shortage(2, 4, 0, tmp_path) is None
     assert resources.shm_shortage(0, 4, 10**12, tmp_path) is None  # nothing is sent
     for room in (nbytes * 10, None):
         monkeypatch.setattr(resources, "shm_room", lambda path, room=room: room)
@@ -178,7 +198,7 @@ def test_the_room_of_a_real_file_system_is_shared_by_ranks(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     whole = os.statvfs("/dev/shm")
     room = resources.shm_room()
-    assert 0 < room <= whole.f_blocks * whole.f_frsize
+    assert room == pytest.approx(whole.f_bavail * whole.f_frsize, rel=0.2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert resources.shm_room() == pytest.approx(room / 4, rel=0.2)
 

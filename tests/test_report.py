@@ -172,6 +172,8 @@ def test_the_timeline_has_the_measured_steps_of_each_arm_and_is_a_trace(measured
     assert min(real[0].begin, alone[0].begin) == 0
     assert {(one.wait, one.step) for one in real} == {(0.004, 0.001)}
     assert {(one.wait, one.step) for one in alone} == {(0, 0.001)}
+    ends = [after.begin - one.end for one, after in itertools.pairwise(real)]
+    assert sum(abs(end) < 1e-9 for end in ends) > len(ends) / 2  # the others end a block
     measured.to_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     rows = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
@@ -675,6 +675,7 @@ MILLISECONDS = st.integers(1, 200).map(lambda value: value / 1000)
 
 
 @settings(max_examples=40)
+@example([0.01 * (1 + number % 7) for number in range(67)], 0.001, 6, 2)  # a period of 402
 @given(
     st.lists(MILLISECONDS, min_size=1, max_size=8),
     MILLISECONDS,
@@ -699,5 +700,5 @@ def test_bursts_and_the_time_to_take_a_batch():
     assert seconds_per_batch(burst, 0.04, workers=2, prefetch=4) == pytest.approx(0.04)
     # One batch ahead: the slow one is waited for 160 - 40 ms, once in eight steps.
     assert seconds_per_batch(burst, 0.04, workers=1, prefetch=1) == pytest.approx(0.04 + 0.12 / 8)
-    taken = seconds_per_batch([0.01], 0.05, workers=1, take_s=0.001)
+    taken = seconds_per_batch([0.01], 0.05, workers=1, prefetch=2, take_s=0.001)
     assert taken == pytest.approx(0.051)

@@ -37,7 +37,7 @@ def seconds_per_batch(
     step_s: float,
     *,
     workers: int,
-    prefetch: int = 2,
+    prefetch: int,
     take_s: float = 0.0,
     slowed: Slowed = _alone,
 ) -> float:
