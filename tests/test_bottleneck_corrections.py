@@ -51,6 +51,7 @@ class TestSizes:
             ([sized(1, nbytes) for nbytes in SIZES[:7]], REAL),  # too few to tell
             ([sized(1, 500)] * 8, REAL),
             ([sized(1, nbytes) for nbytes in SIZES], (*REAL, sized(1, 0))),  # sizes not known
+            ([Segment(0.02, 1 + at % 2) for at in range(8)], [Segment(0.02, 1)]),
             ([sized(1, nbytes, -1e-7) for nbytes in SIZES], REAL),  # larger batches cost no less
         ],
     )

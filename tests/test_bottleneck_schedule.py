@@ -126,7 +126,7 @@ class TestPlan:
         ("arm", "options", "numbers", "plan"),
         [
             ("synthetic", {}, (30, 0.01, 0.02), (0, 2, 45, 1, 3.76)),  # 1/3 s
-            ("synthetic", {"budget_s": 9}, (9, 0.01, 0.01), (0, 2, 27, 1, 1.16)),  # 0.2 s
+            ("synthetic", {"budget_s": 9}, (9, 0.001, 0.001), (0, 2, 270, 2, 1.088)),  # 0.2 s
             ("synthetic", {"budget_s": 4}, (4, 0.01, 0.01), (0, 2, 14, 1, 1)),  # 0.1 s
             ("synthetic", {"asynchronous": True}, (30, 0.01, 0.01), (0, 20, 45, 1, 2.6)),
             ("synthetic", {"asynchronous": True}, (30, 1e-5, 1e-5), (0, 4096, 20000, 200, 1)),

@@ -232,6 +232,12 @@ class TestWaits:
             one["real"] = block_of([each._replace(waited=wait) for each in one["real"].segments])
         assert analyse(rounds, asynchronous=True, parallel=False).verdict == verdict
 
+    def test_of_intervals_that_carry_no_verdict_the_narrowest_is_reported(self):
+        rounds = blocks_of(1.0, 0.0, slower=0.065, noise=0.08, segments=8, seed=3)
+        part = {"real": block_of([Segment(1.12, 1)] * 8)}
+        analysis = analyse(rounds, part=part, asynchronous=True)
+        assert (analysis.verdict, analysis.evidence) == ("inconclusive", "steps")
+
     def test_single_steps_tell_causes_apart_as_blocks_do(self):
         rounds = blocks_of(0.1, 0.02, noise=0.001, rounds=2, segments=4)
         rounds = [{**one, "host": one["real"]} for one in rounds]
@@ -342,6 +348,12 @@ class TestEstimates:
         assert found.means == pytest.approx({**found.means, "synthetic": 2, **means})
         drawn = {arm: draws.mean() for arm, draws in found.draws.items()}
         assert drawn == pytest.approx(found.means, rel=0.01)
+
+    def test_seconds_are_known_to_1_percent_of_themselves(self):
+        seconds = analyse(self.rounds(4)).seconds_per_batch
+        assert {arm: ends(interval) for arm, interval in seconds.items()} == {
+            "synthetic": (1.98, 2, 2.02), "contended": (2.178, 2.2, 2.222), "real": (2.97, 3, 3.03)
+        }  # fmt: skip
 
     def test_on_a_device_the_starts_of_epochs_and_other_blocks_bound_the_gap(self):
         high = interval_of(1.4, np.full(1000, 1 + (0.8 + 0.46) / 2), 16).high
