@@ -137,6 +137,7 @@ class TestPlan:
             ("synthetic", {"length": 11}, (30, 0.01, 0.01), (0, 2, 48, 1, 2)),  # all in the pool
             ("real", {}, (30, 0.01, 0.02), (0, 3, 23, 1, 2.08)),
             ("real", {"asynchronous": True}, (30, 0.01, 0.02), (0, 10, 23, 1, 2.64)),
+            ("real", {"asynchronous": True}, (30, 0.01, 0.01, 1, -1, 0.05), (5, 20, 45, 1, 2.8)),
             ("real", {"length": 12}, (30, 0.01, 0.01), (0, 3, 45, 1, 1.92)),
             ("real", {"length": 11}, (30, 0.01, 0.01), (0, 3, 55, 11, 2.32)),
             ("real", {"workers": 2, "in_flight": 4, "length": 20}, (30, 0.01, 0.15),
@@ -155,6 +156,7 @@ class TestPlan:
             ("real", {}, (4.3, 1, 1.06), (0, 1, 3, 1, 4.3)),
             ("real", {"workers": 4, "in_flight": 12}, (30, 0.01, 0.25), (0, 27, 12, 1, 30)),
             ("real", {"workers": 4, "in_flight": 12}, (30, 0.01, 0.26), (0, 27, 10, 1, 30)),
+            ("real", {"workers": 6, "in_flight": 12}, (30, 0.01, 0.3, 1, 0), (0, 7, 10, 1, 20.4)),
             ("real", {"workers": 6, "in_flight": 12}, (30, 1, 1.06, 1, 0), (0, 7, 7, 1, 30)),
             ("real", {"workers": 6, "in_flight": 12}, (14.9, 1, 1.06, 1, 0), (0, 7, 7, 1, 14.9)),
             ("real", {"workers": 6, "in_flight": 12}, (8, 1, 1.06, 1, 0), (0, 5, 6, 1, 8)),
@@ -279,7 +281,7 @@ class TestPlan:
         (9, 27.4, 0.02, (True, False, False), False, False),
         (9, 27.5, 0.02, (True, False, False), True, False),  # another round would not fit
         (9, 30.0, 0.02, (True, False, False), True, False),
-        (2, 31.0, 0.02, (False, False, False), True, True),
+        (2, 31.0, 0.25, (False, False, False), True, True),
         (1, 31.0, 0.02, (False, False, False), False, False),  # one round: twice the budget
         (1, 60.0, 0.02, (False, False, False), False, False),
         (3, 31.0, 1.0, (False, False, False), False, False),  # nor many slow steps
