@@ -216,6 +216,7 @@ class TestWaits:
         rounds[0]["real"] = block_of([first._replace(seconds=2.0), *rest])
         analysis = analyse(rounds, parallel=True)
         assert (analysis.verdict, analysis.evidence) == ("step-bound", "waits")
+        assert analysis.seconds_per_batch["contended"].estimate == pytest.approx(0.1, rel=0.05)
 
     def test_one_round_carries_a_verdict_if_its_steps_do(self):
         nothing = analyse([])
@@ -324,6 +325,8 @@ class TestEstimates:
             (4, {}, STARTS, "blocks", {"real": 3.45}, (1.70775, 1.725, 1.74225), 4),
             (3, {}, {}, "waits", {"contended": 2.2, "real": 3}, (1.485, 1.5, 1.515), 12),
             (3, {}, STARTS, "waits", {"contended": 2.2, "real": 3.46}, (1.7127, 1.73, 1.7473), 12),
+            (4, {"real": Segment(6.0, 2, 1.5)}, {}, "waits", {"contended": 2.25, "real": 3},
+             (1.485, 1.5, 1.515), 16),
             (3, {"host": Segment(4.2, 2)}, {}, "waits", {"host": 2.1}, (1.485, 1.5, 1.515), 12),
             # Steps without their waits are as good as those on resident batches.
             (4, {}, {"parallel": False}, "waits", {"synthetic": 2.1, "real": 2.9},
@@ -359,6 +362,10 @@ class TestEstimates:
         high = interval_of(1.4, np.full(1000, 1 + (0.8 + 0.46) / 2), 16).high
         found = estimated(self.rounds(4), **DEVICE, **STARTS)["waits"].bound
         assert ends(found) == (1.485, 1.5, high)
+        beside = block_of([Segment(4.2, 2), Segment(4.6, 2)] * 2)  # 5 % slower, give or take 5
+        rounds = [{**one, "contended": beside} for one in self.rounds(4)]
+        high = estimated(rounds, asynchronous=True)["waits"].bound.high
+        assert 1.52 < high < 1.55  # 1.515 without that spread
         slow = {"real": block_of([Segment(60.0, 2, 6.0)] * 2)}  # of the running round
         rounds = self.rounds(4, real=self.REAL._replace(waited=6.0))
         assert ends(estimated(rounds, slow, **DEVICE)["waits"].bound) == (1.485, 1.5, 2.525)
@@ -370,9 +377,17 @@ class TestEstimates:
         arms = {"synthetic": warm, "real": block_of(segments)}
         assert estimated([arms])["waits"].means["synthetic"] == pytest.approx(mean)
         assert estimated([arms], **DEVICE)["steps"].means["synthetic"] == pytest.approx(step_s)
-        alone = [Segment(0.005, 1)] * 2  # from 5 ms, a step without its wait is a step alone
-        alone = {"synthetic": block_of(alone), "real": block_of(alone)}
-        assert estimated([alone], parallel=False)["waits"].apart
+        for seconds, apart in ((0.005, True), (0.004, False)):  # shorter ones miss their caches
+            arms = dict.fromkeys(("synthetic", "real"), block_of([Segment(seconds, 1)] * 2))
+            assert estimated([arms] * 4, parallel=False)["waits"].apart == apart
+
+    def test_where_the_wait_is_the_lower_end_the_upper_one_has_all_of_5_percent(self):
+        found = estimated(blocks_of(1.0, 0.3, noise=0.3, rounds=3))["waits"]
+        ratio = found.draws["real"] / found.draws["synthetic"]
+        mean = found.means["real"] / found.means["synthetic"]
+        wide = interval_of(mean, ratio, found.count, 0.01, tails=(5, 95))
+        assert found.bound.high == wide.high
+        assert found.bound.low > wide.low
 
     def test_a_round_that_was_disturbed_counts_as_one_observation(self):
         rounds = self.rounds(3) + self.rounds(1, real=Segment(7.6, 2, 1.6))

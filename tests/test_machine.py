@@ -67,7 +67,7 @@ def test_a_system_that_says_little_has_all_its_cores_and_4_gib(monkeypatch, tmp_
         assert resources.usable_cores(tmp_path) == cores
 
 
-def test_an_affinity_mask_counts_and_ranks_share_the_launchers(monkeypatch):
+def test_an_affinity_mask_counts_and_ranks_share_the_launchers(monkeypatch, tmp_path):
     code = (
         "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])\n"
         "from dataloaders.machine import resources\n"
@@ -81,6 +81,11 @@ def test_an_affinity_mask_counts_and_ranks_share_the_launchers(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(os, "getppid", lambda: 2**22 + 1)  # which has ended
     assert resources.machine_cores() == alone
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    monkeypatch.setattr(os, "sched_getaffinity", {0: {0}, os.getpid(): {1, 2}}.__getitem__)
+    for ranks, cores in ((2, 3), (1, 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+        assert resources.machine_cores(tmp_path) == cores
     for shared, own, ranks, expected in (
         (64, 64, 8, 8),  # nobody narrowed the mask
         (64, 8, 8, 8),  # each rank has a mask of its own

@@ -193,7 +193,8 @@ def _by_waits(
             # Another process may disturb a whole block: its steps are no independent observations.
             by_round = picked(np.array(pairs), 4).mean(axis=1)
             if by_round.std() > slower_draws.std():
-                slower, slower_draws, clustered = float(np.mean(pairs)), by_round, len(pairs)
+                slower, slower_draws = float(np.mean(pairs)), by_round
+                clustered = min(len(real), len(pairs))
     added = starts(waited)
     wait += float(np.mean(added))
     draws = {"synthetic": step_draws, "real": step_draws + slower_draws + waited + added}
@@ -203,7 +204,7 @@ def _by_waits(
     for seed, arm in enumerate(segments):
         if segments[arm] and arm not in means:
             means[arm], draws[arm] = _ratio(_units(segments[arm]), 0, seed)
-    count = min(len(own), len(resident), 2 * len(real), 2 * clustered)
+    count = min(len(own), len(resident), 2 * clustered)
     if float(waited.std()) > max(float(step_draws.std()), float(slower_draws.std())):
         count = min(count, _effective(real[:, 2]))  # the waits vary most
     found = _estimate("waits", draws, means, count)
