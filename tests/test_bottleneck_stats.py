@@ -491,12 +491,14 @@ class TestAllowances:
         """Other processes take 0.4 of the time of one arm; the step takes 1 s, with them or not."""
         arms = {"synthetic": Segment(1.0, 1), "real": Segment(1 + wait, 1, wait)}
         rounds = [{arm: block_of([each] * 4) for arm, each in arms.items()}]
-        took = rounds[0][held]
+        plain, took = bound_of(rounds, parallel=False).low, rounds[0][held]
         rounds[0][held] = replace(took, held=0.4 * took.seconds)
         found = analyse(rounds, parallel=False)
         assert (found.evidence, found.verdict) == ("waits", verdict)
         bound = found.speedup_bound
         assert 1 - 0.01 <= bound.low <= bound.estimate == pytest.approx(1 + wait)
+        least = max(plain * (0.6 if held == "real" else 1.0), min(plain, 1.0))
+        assert bound.low == pytest.approx(least)
         assert bound.high == pytest.approx(
             1 + wait / 0.6 if held == "synthetic" else bound.high, rel=0.02
         )
