@@ -222,8 +222,6 @@ def _written(options: Namespace) -> dict[str, str]:
 
 def _show(report: Report, notes: list[str], options: Namespace) -> None:
     """Print the report with ``notes``, and write its other forms."""
-    import rich  # if it were missing, the check would have said so
-
     whole = replace(report, notes=(*report.notes, *notes))
     before = None if options.against is None else type(report).from_json(options.against)
     written = _written(options)
@@ -236,10 +234,7 @@ def _show(report: Report, notes: list[str], options: Namespace) -> None:
     else:
         if before is not None:
             print(whole.against(before), end="\n\n")
-        if sys.stdout.isatty():
-            rich.get_console().print(whole, crop=False)
-        else:
-            print(whole)
+        print(whole)
     for form, path in written.items():
         beside = {"against": before} if form in ("html", "markdown") else {}
         getattr(whole, f"to_{form}")(path, **beside)
