@@ -630,15 +630,6 @@ class TestModel:
             ends = found.predicted.low, found.predicted.high
             assert ends == pytest.approx((gain / 1.1, gain / 0.9), rel=0.01)
 
-    def test_batches_made_ahead_on_the_host_share_the_cores_with_the_step(self):
-        """What dali does without a CUDA device."""
-        stages = self.stages(0.04, cores=2, step_cores=1.0)
-        # 15 ms of cores for a batch: 10 ms on the core that a step of 10 ms leaves, 5 ms on 1.5.
-        took = stages.ahead(exactly(0.01), 0.015).estimate
-        assert took == pytest.approx(0.01 + 0.005 / 1.5, rel=0.02)
-        assert stages.ahead(exactly(0.03), 0.03).estimate == pytest.approx(0.03, rel=0.02)
-        assert stages.ahead(exactly(0.002), 0.002).low == pytest.approx(0.01, rel=0.02)
-
     def test_the_scale_makes_the_model_agree_with_the_loop(self):
         stages = self.stages(0.02, real=0.03, workers=1)  # alone a batch takes 20 ms, here 30
         assert stages.scale == pytest.approx(1.5, rel=0.01)

@@ -7,7 +7,6 @@ differs between these runs and the loop, as the machine's speed, is in both and 
 from __future__ import annotations
 
 import random
-import statistics
 import tempfile
 import time
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from dataloaders.errors import last_line
 from dataloaders.loader import wrap
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import view_of
-from dataloaders.tuning.trial import driven, observe, opened
+from dataloaders.tuning.trial import driven, observe
 
 _WAYS = ("", "jpeg", "packed")  # to store images, raw first; the others only where there are images
 _BUILD_S, _READ_S, _FEWEST, _MOST = 1.0, 0.4, 2, 64  # seconds for all samples; samples
@@ -110,17 +109,14 @@ def _seconds_to_read(loader: Any, some: Any, size: int, backend: Backend) -> flo
         persistent_workers=False,
     )
     read = wrap(view, backend=backend)
-    if view.num_workers:
-        trial = observe(read, stepping=False, seconds=_READ_S)
-        return driven(trial, lambda batch: None).seconds_per_batch.estimate
-    took = list[float]()
-    with random_states_kept(), opened(read) as (feed, _):
-        feed.next()
-        until = time.perf_counter() + _READ_S
-        while len(took) < _FEWEST or time.perf_counter() < until:
-            begin = time.perf_counter() + _PAUSE_S
-            while time.perf_counter() < begin:
-                pass
-            feed.next()
-            took.append(time.perf_counter() - begin)
-    return statistics.fmean(took)
+    trial = observe(read, stepping=not view.num_workers, seconds=_READ_S)
+    with random_states_kept():
+        took = driven(trial, lambda batch: _work()).seconds_per_batch.estimate
+    return took if view.num_workers else max(1e-9, took - _PAUSE_S)
+
+
+def _work() -> None:
+    """Keep this thread busy, as a step does."""
+    until = time.perf_counter() + _PAUSE_S
+    while time.perf_counter() < until:
+        pass

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from dataloaders.loader import DataLoader as OurLoader
 from dataloaders.loader import wrap
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting.stages import Stages, ratio
-from dataloaders.tuning.trial import Steps, driven, observe
+from dataloaders.tuning.trial import Steps
 from dataloaders.tuning.variant import Settings, Variants, backend_of
 
 _ALIKE = 1.02  # speed-ups that differ by less are the same
@@ -32,7 +33,6 @@ _RUN_S, _STEPS, _LOADS = 1.5, 4, 4  # the least seconds, steps and batches of a 
 _LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 5.0, 60.0  # for a worker that hangs
 _ROOM = 2.0  # times those seconds that must be left
 _LONGEST_QUEUE = 8
-_NO_TIME = "it has to run for some seconds, and this check has too small a budget"
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ def candidates(
             loop's seconds a batch; also takes a ``timeout_s``, as `variant_of`. None if there are
             no more steps.
     """
-    short, failed, longer = _ShortRun(loader, stages, until, run), "", 1.0
+    short, failed, longer = partial(_short_run, run, stages, until), "", 1.0
     more = _more_workers(stages)
     if more is not None and stages.sharing.crowded(more[0]):
         try:
-            took = yield from short.seconds({"num_workers": more[0]}, stages.load)
+            took = yield from short({"num_workers": more[0]})
             if took is not None:
                 longer = max(1.0, took.estimate / more[1].estimate)
                 more = more[0], took
@@ -300,77 +300,60 @@ def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
         yield _to(stages, "workers + prefetch", more[1], num_workers=more[0], backend="prefetch")
 
 
-@dataclass(frozen=True)
-class _ShortRun:
-    """Runs the loop with a change, where its stages do not tell what it takes."""
+def _short_run(
+    run: Callable[..., Steps[Interval]] | None,
+    stages: Stages,
+    until: float,
+    options: Mapping[str, Any],
+) -> Steps[Interval | None]:
+    """Yield batches to step on, and return the loop's seconds a batch with ``options``.
 
-    loader: Any
-    stages: Stages
-    until: float
-    run: Callable[..., Steps[Interval]] | None
-
-    @property
-    def needed(self) -> bool:
-        """Whether workers would wait for a step of several threads, which no model describes."""
-        return self.stages.sharing.crowded(1)
-
-    def seconds(self, options: Mapping[str, Any], load_s: float) -> Steps[Interval | None]:
-        """Yield batches to step on, and return the loop's seconds a batch with ``options``.
-
-        ``load_s``: seconds to prepare a batch, about. Returns None if that cannot be measured, as
-        where too little time is left. The loader's errors pass.
-        """
-        seconds = max(_RUN_S, _STEPS * self.stages.step.estimate, _LOADS * load_s)
-        took: list[Interval] = []
-        now: list[Interval] = []
-        # The machine's speed drifts, so the loop runs as it is beside each run with the change. Two
-        # runs differ more than the blocks of one: threads share the cores in another way.
-        for options_, found in 2 * [(options, took), ({}, now)]:
-            left_s = self.until - time.perf_counter()
-            # A second run leaves time for the first one of another change.
-            is_over = _ROOM * seconds * (1 + len(now)) > left_s
-            can_wait = now or seconds > _ROOM * _RUN_S or not self.needed
-            if self.run is None or (is_over and can_wait):
-                break
-            timeout_s = min(_MOST_TIMEOUT_S, max(_LEAST_TIMEOUT_S, left_s))
-            found.append((yield from self.run(options_, seconds, timeout_s=timeout_s)))
-        if not took:
-            return None
-        usual = self.stages.real.estimate
-        scale = usual / statistics.fmean(each.estimate for each in now) if now else 1.0
-        return Interval(
-            scale * min(each.low for each in took),
-            scale * statistics.fmean(each.estimate for each in took),
-            scale * max(each.high for each in took),
-        )
+    For a change that the stages do not describe. Returns None if the loop has ended, or too little
+    time is left. The loader's errors pass.
+    """
+    seconds = max(_RUN_S, _STEPS * stages.step.estimate, _LOADS * stages.load)
+    took: list[Interval] = []
+    now: list[Interval] = []
+    # The machine's speed drifts, so the loop runs as it is beside each run with the change. Two
+    # runs differ more than the blocks of one: threads share the cores in another way.
+    for changes, found in 2 * [(options, took), ({}, now)]:
+        left_s = until - time.perf_counter()
+        # A second run leaves time for the first one of another change.
+        is_over = _ROOM * seconds * (1 + len(now)) > left_s
+        can_wait = now or seconds > _ROOM * _RUN_S or not stages.sharing.crowded(1)
+        if run is None or (is_over and can_wait):
+            break
+        timeout_s = min(_MOST_TIMEOUT_S, max(_LEAST_TIMEOUT_S, left_s))
+        found.append((yield from run(changes, seconds, timeout_s=timeout_s)))
+    if not took:
+        return None
+    scale = 1.0
+    if now:
+        scale = stages.real.estimate / statistics.fmean(each.estimate for each in now)
+    return Interval(
+        scale * min(each.low for each in took),
+        scale * statistics.fmean(each.estimate for each in took),
+        scale * max(each.high for each in took),
+    )
 
 
-def _dali(loader: Any, stages: Stages, decodes: bool, short: _ShortRun) -> Steps[Candidate]:
-    """Return dali, from a short run of the loop, or of its loader if no steps are left."""
-    reason = ""
-    if not decodes:
-        reason = "no images are decoded by Pillow or torchvision.io, which is what it speeds up"
-    elif reason := _obstacle(loader, "dali"):
-        pass
-    elif short.needed and short.run is None:
-        reason = "beside a step of several threads it has to run in the loop, which has ended"
-    elif not short.needed and time.perf_counter() + _RUN_S > short.until:
-        reason = _NO_TIME
-    if reason:
+def _dali(
+    loader: Any, stages: Stages, decodes: bool, short: Callable[..., Steps[Interval | None]]
+) -> Steps[Candidate]:
+    """Return dali, from a short run of the loop."""
+    reason = "no images are decoded by Pillow or torchvision.io, which is what it speeds up"
+    if reason := _obstacle(loader, "dali") if decodes else reason:
         return Candidate("dali", reason=reason)
     # Without workers the dataset's code would run on the loop's thread.
     workers = {} if loader.num_workers else {"num_workers": 1}
     options: dict[str, Any] = {**workers, "backend": "dali"}
     try:
-        took = yield from short.seconds(options, stages.load)
-        if took is None and short.needed:
-            return Candidate("dali", reason=_NO_TIME)
-        if took is None:
-            trial = observe(variant_of(loader, options), stepping=False, seconds=_RUN_S)
-            seen = driven(trial, lambda batch: None)
-            took = stages.ahead(seen.seconds_per_batch, seen.cpu_per_batch)
+        took = yield from short(options)
     except Exception as error:  # of DALI, for a loader that it cannot serve
         return Candidate("dali", reason=last_line(error))
+    if took is None:
+        text = "it has to run in the loop for some seconds, for which --try makes time"
+        return Candidate("dali", reason=text)
     return _to(stages, "dali", took, **options)
 
 

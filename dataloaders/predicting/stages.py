@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dataloaders.measuring.intervals import Interval
@@ -85,24 +85,6 @@ class Stages:
         The first worker counts as three others, since the loop waits for it.
         """
         return self.starting * (2 + workers) / (2 + max(1, self.workers)) if workers else 0.0
-
-    def ahead(self, alone: Interval, cpu_s: float) -> Interval:
-        """Return the seconds a batch if this process makes batches ahead of the step.
-
-        Without the step, a batch takes ``alone`` seconds, and ``cpu_s`` of all cores.
-        """
-        one_queue = replace(
-            self,
-            workers=1,
-            loads=[alone.estimate],
-            spread=alone.half_width / alone.estimate,
-            factor=1.0,
-            contention=0.0,
-            sharing=replace(self.sharing, load_cores=cpu_s / alone.estimate),
-            take=0.0,
-            starting=0.0,
-        )
-        return plus(one_queue.seconds(), self.started(max(1, self.workers)))
 
     @property
     def load(self) -> float:
