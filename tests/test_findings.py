@@ -15,6 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
+from torch.utils.flop_counter import flop_registry
 
 from bench.check.played import HostOn, VirtualTime
 from dataloaders import check_bottleneck
@@ -91,6 +92,16 @@ def test_a_clean_step_has_no_findings_and_is_left_as_it_was():
     after = torch.cuda.empty_cache, torch.cuda.memory.empty_cache, torch._tensor_str._str
     assert after == before
     assert "step:" not in str(report)
+
+
+def test_an_operator_that_cannot_be_analysed_is_named(monkeypatch):
+    def formula(*args, **options):
+        raise ValueError("an odd shape")
+
+    monkeypatch.setitem(flop_registry, torch.ops.aten.mm, formula)
+    report = checked(lambda batch: torch.ones(3, 3) @ torch.ones(3, 3))
+    assert report.findings == ()
+    assert any("not known: aten.mm.default: an odd shape" in note for note in report.notes)
 
 
 def test_debugging_that_was_left_on_is_found_under_every_verdict():

@@ -178,6 +178,7 @@ class Check:
             rounds=len(self._rounds),
             finished=self.finished,
             derived=self._first.placement.derived and not self._pool.transfers,
+            unwatched=self._watch.failed,
             batch=self._first.batch,
             seconds=self._seconds(),
             findings=self._settings.of(findings_of(self._facts(analysis))),
@@ -294,6 +295,7 @@ class Check:
         blocks = self._blocks
         if not self._round:
             self._round_began_s = self._seconds()
+        blocks.real_s = self._schedule.agree(blocks.real_s)[0]  # all ranks have the same arms
         arms = blocks.arms
         for arm in arms:
             while arm.name not in self._round:

@@ -29,9 +29,9 @@ from dataloaders.measuring.progress import ProgressLine
 from dataloaders.scripts.children import children_run_by
 from dataloaders.scripts.ranks import Ranks, straggler
 from dataloaders.scripts.scratch import Scratch
-from dataloaders.scripts.stopping import SIGNAL, StopScript, stoppable
+from dataloaders.scripts.stopping import SIGNAL
 from dataloaders.scripts.takeover import Takeover
-from dataloaders.scripts.target import Outcome, Target
+from dataloaders.scripts.target import Outcome, Target, executed
 
 _FORMS = ("json", "html", "markdown", "trace")
 
@@ -79,15 +79,8 @@ def _check_in_child(
 ) -> None:
     """Run one process of the script with a loader of it taken over; notify the parent."""
     measuring = _Measuring(options, result)
-    outcome = Outcome("finished", 0)
-    with measuring.watched():
-        try:
-            with stoppable(), streams_kept():
-                target(*args, **keywords)
-        except StopScript:
-            outcome = Outcome("stopped", 0)
-        except BaseException as error:
-            outcome = Outcome("raised", 1, error)
+    with measuring.watched(), streams_kept():
+        outcome = executed(lambda: target(*args, **keywords))
     measuring.line.close()
     if measuring.checks:
         status = measuring.conclude(outcome)

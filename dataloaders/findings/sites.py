@@ -54,33 +54,33 @@ def modules_running() -> list[torch.nn.Module]:
 def site_here() -> Site:
     """Return where the operator being dispatched was called."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _room(frame.f_code.co_filename).startswith(_MODES):
+    while frame is not None and owner_of(frame.f_code.co_filename).startswith(_MODES):
         frame = frame.f_back  # dispatch modes and torch's wrappers of them
     call = None if frame is None else (frame.f_code, frame.f_lasti)
     between: list[str] = []
     while frame is not None:
-        room = _room(frame.f_code.co_filename)
-        if room == "ours":
+        owner = owner_of(frame.f_code.co_filename)
+        if owner == "ours":
             break
-        if room == "user":
+        if owner == "user":
             return Site(
                 f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}", tuple(between), call
             )
-        if room != "installed":
-            between += [room, frame.f_code.co_name]
+        if owner != "installed":
+            between += [owner, frame.f_code.co_name]
         frame = frame.f_back
     return Site(None, tuple(between), call)
 
 
 @functools.cache
-def _room(path: str) -> str:
+def owner_of(path: str) -> str:
     """Return whose file it is: "ours", "user", "installed", or its path below torch's folder."""
     if path.startswith(_OURS):
         return "ours"
     if path.startswith(_TORCH):
         return "torch/" + path[len(_TORCH) :].replace(os.sep, "/")
     generated = path.startswith("<") and not path.startswith(("<stdin", "<string", "<ipython"))
-    if generated or path.startswith(_INSTALLED) or f"{os.sep}site-packages{os.sep}" in path:
+    if generated or path.startswith(_INSTALLED) or f"-packages{os.sep}" in path:
         return "installed"
     return "user"
 

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dataloaders.errors import last_line
 from dataloaders.findings.facts import Facts, Place, environment
 from dataloaders.findings.sites import Site, modules_running, site_here
 
@@ -124,7 +125,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         self._steps: list[_Step] = []  # those that were watched
         self._ends: list[int] = []  # numbers of the first three in which an optimizer stepped
         self._now = _Step()
-        self._failed = False
+        self.failed = ""  # why steps are watched no more
         self._waiting: set[int] = set()  # threads that torch has warned during the current operator
         # For live tensors of the running step: whether they were made on the CPU from nothing; the
         # convolution with a bias, or the chain of pointwise operators, that made them.
@@ -135,7 +136,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Watch the step in the block, if its number is one to watch."""
-        if self._failed:
+        if self.failed:
             yield
             return
         self._now, watched = _Step(), self._is_wanted(number)
@@ -190,7 +191,7 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
     def facts(self, **more: Any) -> Facts | None:
         """Return what the watched steps have in common, and ``more`` fields."""
         steps = self._steps
-        if not steps or self._failed:
+        if not steps or self.failed:
             return None
         first, last = steps[0], steps[-1]
         by_device: Counter[str] = Counter()
@@ -216,11 +217,11 @@ class Watch(Onlooker):  # type: ignore[no-untyped-call]
         """Run ``func`` unchanged and note what it did."""
         self._waiting.discard(threading.get_ident())
         out = func(*args, **(kwargs or {}))
-        if not self._failed:
+        if not self.failed:
             try:
                 self._note(func, args, kwargs or {}, out)
-            except Exception:  # an unknown operator must not end the training
-                self._failed = True
+            except Exception as error:  # an unknown operator must not end the training
+                self.failed = f"{func}: {last_line(error)}"
         return out
 
     def _note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:

@@ -21,7 +21,7 @@ from dataloaders.predicting.candidates import (
 )
 from dataloaders.predicting.model import seconds_per_batch
 from dataloaders.predicting.sharing import Sharing
-from dataloaders.predicting.stages import Stages, plus, ratio
+from dataloaders.predicting.stages import Stages, ratio
 from dataloaders.predicting.taking import seconds_of_a_worker
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "build",
     "candidates",
     "left_open",
-    "plus",
     "possible",
     "ratio",
     "seconds_of_a_worker",

@@ -29,12 +29,12 @@ class Sharing:
         load, step = self._losses(busy, stepping)
         return 1 + weight * load, 1.0 if self.behind else 1 + weight * step
 
-    def _lost(self, busy: int, stepping: bool) -> float:
+    def _overload(self, busy: int, stepping: bool) -> float:
         wanted = busy * self.load_cores + stepping * self.step_cores
         return max(0.0, wanted / self.cores - 1)
 
     def _losses(self, busy: int, stepping: bool) -> tuple[float, float]:
-        lost = self._lost(busy, stepping)
+        lost = self._overload(busy, stepping)
         if not (busy and stepping and lost):
             return lost, lost
         if self.step_cores <= _ONE_THREAD < self.cores:
@@ -44,4 +44,4 @@ class Sharing:
     def crowded(self, busy: int) -> bool:
         """Whether a step of several threads and ``busy`` workers want more cores than there are."""
         threads = self.step_cores > _ONE_THREAD and not self.behind
-        return threads and self._lost(busy, True) > 0
+        return threads and self._overload(busy, True) > 0

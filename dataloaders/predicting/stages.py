@@ -75,7 +75,7 @@ class Stages:
         step += slowed * self.contention
         # Hidden copies still wait for each other.
         own = (max(step, beside), 0.0) if hidden else (step, copy)
-        lost = self._lost(workers)[end]
+        lost = self._weights(workers)[end]
         took = self._seconds(workers, prefetch or self.prefetch, load, *own, lost)
         return took + self.started(workers)
 
@@ -97,7 +97,7 @@ class Stages:
         if self.factor is not None:
             return self.factor
         step, copy = self.step.estimate + self.contention, self.transfer
-        real, lost = self.real.estimate - self.started(self.workers), self._lost(self.workers)[1]
+        real, lost = self.real.estimate - self.started(self.workers), self._weights(self.workers)[1]
 
         def modelled(scale: float) -> float:
             return self._seconds(self.workers, self.prefetch, scale, step, copy, lost)
@@ -111,7 +111,7 @@ class Stages:
             low, high = (middle, high) if below else (low, middle)
         return math.sqrt(low * high)
 
-    def _lost(self, workers: int) -> tuple[float, float, float]:
+    def _weights(self, workers: int) -> tuple[float, float, float]:
         """Return the weights of what sharing cores costs: the least, the usual, the most."""
         if self.contention and workers <= self.workers:
             return 0.0, 0.0, _MORE_LOST  # the contention, which was measured, has it
@@ -136,11 +136,6 @@ class Stages:
         )
         computed = mean * sharing.load_cores + self.step.estimate * sharing.step_cores
         return max(took, computed / sharing.cores)
-
-
-def plus(seconds: Interval, more: float) -> Interval:
-    """Return ``seconds`` and ``more``."""
-    return Interval(seconds.low + more, seconds.estimate + more, seconds.high + more)
 
 
 def ratio(above: Interval, below: Interval) -> Interval:

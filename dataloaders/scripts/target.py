@@ -95,7 +95,7 @@ class Target:
         sys.modules["__main__"] = main
         run: Any = runpy._run_code  # type: ignore[attr-defined]  # as `python -m` does
         file = code.co_filename
-        return _execute(lambda: run(code, vars(main), None, "__main__", spec, script_name=file))
+        return executed(lambda: run(code, vars(main), None, "__main__", spec, script_name=file))
 
     def _compiled(self) -> CodeType:
         self.refuse_missing()
@@ -136,7 +136,8 @@ def hidden_by(folder: Path, package: str) -> Path | None:
 _replaced_mains: list[ModuleType] = []
 
 
-def _execute(run: Callable[[], object]) -> Outcome:
+def executed(run: Callable[[], object]) -> Outcome:
+    """Run a program, and wait for its threads; return how it ended."""
     usual, before = threading.excepthook, set(threading.enumerate())
     # A thread of the script whose loop was stopped prints no traceback.
     threading.excepthook = lambda args: (

@@ -42,7 +42,6 @@ from dataloaders.predicting import (
     Stages,
     build,
     candidates,
-    plus,
     ratio,
     seconds_of_a_worker,
     small_caches,
@@ -187,8 +186,10 @@ class Causes:
         transfer = max(0.0, known.stalls["transfer"].estimate) if "host" in arms else 0.0
         mean, real = statistics.fmean(loads), arms["real"].estimate
         beside, after = max(mean, step.estimate) + transfer, mean + step.estimate + transfer
-        take, start_s = seconds_of_a_worker(host, context, self._blocks.now)
         length = self._blocks.feed.length
+        take = start_s = 0.0  # a device's work hides what taking a batch costs
+        if not (asynchronous and workers):
+            take, start_s = seconds_of_a_worker(host, context, self._blocks.now)
         cached, uncached = dict[str, SmallCache](), ""
         if not isinstance(self._loader.dataset, IterableDataset):
             sample_s = sum(seen.by_call.values())
@@ -201,7 +202,7 @@ class Causes:
             transfer=transfer,
             overlaps=asynchronous and abs(real - beside) < abs(real - after),
             pinned=bool(self._loader.pin_memory),
-            take=0.0 if asynchronous else take,  # hidden by the device's work
+            take=0.0 if asynchronous else take,
             sharing=Sharing(
                 resources.usable_cores(), seen.cores, self._blocks.step_cores, behind=asynchronous
             ),
@@ -280,7 +281,8 @@ class Causes:
         seen = yield from observe(loader, stepping=True, seconds=seconds, clock=clock)
         # A trial's epoch does not end.
         starts_s = 0.0 if "persistent_workers" in options else stages.started(loader.num_workers)
-        return plus(seen.seconds_per_batch, starts_s)
+        took = seen.seconds_per_batch
+        return Interval(*(end + starts_s for end in (took.low, took.estimate, took.high)))
 
 
 def _pinning(host: Batch) -> tuple[float, float]:

@@ -20,13 +20,15 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from dataloaders.bottleneck.causes.profile import Profile, is_code
+from dataloaders.bottleneck.causes.profile import Profile
+from dataloaders.findings.sites import owner_of
 from dataloaders.measuring.clocks import HostTime
 from dataloaders.observing.opened import files_held, files_opened
 
 _FEWEST_BATCHES = 8  # and one more for each worker, which a cold block needs
 _SLOW, _SLOW_FROM_S = 3.0, 1e-3  # times the median sample; and seconds
 _MOST_SLOW = 5
+_SYSTEM = ("/proc/", "/dev/", "/sys/", "/etc/", "/usr/")
 PASSING = "passing between processes"
 
 
@@ -202,7 +204,17 @@ class Look:
 
 
 def _of_data(files: Iterable[str]) -> list[str]:
-    return [path for path in files if os.path.isfile(path) and not is_code(path)]
+    """Return those of the files that are neither code nor the system's."""
+    return [path for path in files if os.path.isfile(path) and not _is_code(path)]
+
+
+def _is_code(path: str) -> bool:
+    return (
+        owner_of(path) != "user"
+        or path.startswith(_SYSTEM)
+        or path.endswith((".py", ".pyc"))
+        or ".so" in os.path.basename(path)
+    )
 
 
 def _wanted_s() -> float:

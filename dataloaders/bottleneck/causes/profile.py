@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from types import CodeType, FrameType
+
+from dataloaders.findings.sites import owner_of
 
 _FETCHES = ("__getitem__", "__getitems__", "__iter__", "__next__")
 _LOOK_EVERY_S = 0.001
-_INSTALLED = tuple(
-    folder + os.sep
-    for folder in (
-        *{sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")},
-        str(Path(__file__).parents[1]),  # our wrapper of open() is not the user's code
-    )
-)
 _DECODES = (os.path.join("PIL", "ImageFile.py"), os.path.join("torchvision", "io", ""))
 _READS = tuple(
     part.replace("/", os.sep)
@@ -102,20 +95,9 @@ def _call_of(frame: FrameType | None, outermost: CodeType) -> str:
     if kinds:
         known = [kind for kind in kinds if kind.__module__.startswith("torchvision.")]
         return (known or kinds)[-1].__name__
-    codes = [each.f_code for each in stack if each.f_code.co_filename != __file__]
-    own = [code for code in codes if not is_code(code.co_filename, "")]
+    own = [each.f_code for each in stack if owner_of(each.f_code.co_filename) == "user"]
     if not own:
         return "read"  # the code of a library's dataset
     # The function that the dataset calls says more than those inside it, or __getitem__ itself.
     code = next((code for code in reversed(own) if code.co_name not in _FETCHES), own[0])
     return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-
-
-def is_code(path: str, system: str = "/usr/") -> bool:
-    """Whether ``path`` is a library's, Python's or the system's."""
-    return (
-        path.startswith(("/proc/", "/dev/", "/sys/", "/etc/", "<", *_INSTALLED))
-        or (system != "" and (path.startswith(system) or path.endswith((".py", ".pyc"))))
-        or "-packages" in path
-        or ".so" in os.path.basename(path)
-    )

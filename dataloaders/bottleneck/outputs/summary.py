@@ -35,12 +35,14 @@ def summarise(
     rounds: int,
     finished: bool,
     derived: bool,
+    unwatched: str,
     launched: Interval | None,
     **fields: Any,
 ) -> Report:
     """Return the report of a check, finished or not; ``fields`` are further fields of it.
 
-    ``derived`` says whether the step copies what it computed from its batch to the device.
+    ``derived`` says whether the step copies what it computed from its batch to the device,
+    ``unwatched`` why there are no findings about it.
     """
     feed, arms, stalls = blocks.feed, dict(known.seconds_per_batch), dict(known.stalls)
     if (fetch := causes.fetch) is not None and "real" in arms:
@@ -61,7 +63,7 @@ def summarise(
         smallest_gap=known.smallest_gap,
         loader=_describe_loader(loader, feed),
         advice=tuple(tips),
-        notes=(*_notes(known, blocks, rounds, finished, derived), *causes.notes),
+        notes=(*_notes(known, blocks, rounds, finished, derived, unwatched), *causes.notes),
         rounds=rounds,
         evidence=known.evidence,
         waits=causes.waits,
@@ -73,7 +75,7 @@ def summarise(
 
 
 def _notes(
-    known: Analysis, blocks: Blocks, rounds: int, finished: bool, derived: bool
+    known: Analysis, blocks: Blocks, rounds: int, finished: bool, derived: bool, unwatched: str
 ) -> tuple[str, ...]:
     """Return what a reader has to know to judge the figures, a sentence each."""
     feed, found = blocks.feed, known.evidence is not None
@@ -100,6 +102,7 @@ def _notes(
         ),
         "the step copies to the device what it computed from its batch: that transfer is part "
         "of the step here; device= says where batches belong": derived,
+        f"what slows the step down is not known: {unwatched}": unwatched,
         f"the device's memory has room for {len(blocks.pool)} resident batches beside the step": (
             blocks.pool.crowded
         ),
