@@ -427,9 +427,11 @@ def test_copies_to_the_device_are_one_finding_where_the_step_is_the_limit():
 def test_a_stall_that_was_measured_is_the_gain():
     (finding,) = findings_of(replace(ON_CPU, contention=STALL, workers=4))
     assert finding.gain == STALL
-    (alone,) = findings_of(replace(ON_CPU, contention=STALL, workers=4, threads=1, cores=2))
-    assert "the step's 1 thread share" in alone.message
-    assert "set_num_threads" not in alone.message
+    assert "torch.set_num_threads(4) in place of 8" in finding.message
+    few = {"threads": 1, "cores": 2}
+    for other in (replace(ON_CPU, **few), ON_CUDA):
+        (one,) = findings_of(replace(other, contention=STALL, workers=4))
+        assert "set_num_threads" not in one.message
     assert "measured here: 2.00 ms a batch less (1.00 to 3.00)" in str(finding)
 
 

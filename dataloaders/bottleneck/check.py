@@ -193,7 +193,7 @@ class Check:
 
     def _facts(self, analysis: Analysis) -> Facts | None:
         stall = None
-        if analysis.stalls and analysis.verdict != "contention-bound":
+        if analysis.stalls:
             least = _CONTENTION_SHARE * analysis.seconds_per_batch["real"].estimate
             stall = analysis.stalls["contention"]
             stall = stall if stall.low > least else None

@@ -207,19 +207,20 @@ def _around(facts: Facts) -> Iterator[Finding]:
     """Yield findings about cores and memory."""
     if threads := _threads(facts):
         yield Finding("threads", threads, None, _guide("CPU specific optimizations"))
-    if facts.contention is not None and facts.device == "cpu" and facts.workers:
+    if facts.contention is not None and facts.workers:
         left = max(1, facts.cores - facts.workers)
         message = (
-            f"{facts.workers} workers and the step's {facts.threads} "
-            f"thread{'s' * (facts.threads != 1)} share {facts.cores} cores: "
-        ) + (
-            "fewer workers leave the step more of them"
-            if left >= facts.threads
-            else f"torch.set_num_threads({left}), or fewer workers"
+            f"{facts.workers} worker{'s' * (facts.workers != 1)} and the step share {facts.cores} "
+            "cores: `dataloaders tune` measures how many workers are best"
         )
-        yield Finding(
-            "contention", message, None, _guide("CPU specific optimizations"), facts.contention
-        )
+        if facts.device == "cpu" and facts.threads > left:
+            message += (
+                f"; torch.set_num_threads({left}) in place of {facts.threads} leaves them some, "
+                "and OMP_WAIT_POLICY=passive in the environment keeps the step's threads from "
+                "spinning while they wait for each other"
+            )
+        guide = _guide("CPU specific optimizations")
+        yield Finding("contention", message, None, guide, facts.contention)
     if facts.memory is not None and facts.memory > _FULL and not facts.checkpointed:
         message = (
             f"the step takes {facts.memory:.0%} of the device's memory at its most: if that limits "

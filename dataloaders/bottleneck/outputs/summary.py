@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes.causes import Causes
@@ -17,7 +14,6 @@ from dataloaders.bottleneck.evidence.verdict import BOUND_FROM, HELD_UP, STEP_BO
 from dataloaders.bottleneck.outputs.contents import counted, times
 from dataloaders.bottleneck.report import Report
 from dataloaders.findings import Finding
-from dataloaders.machine import resources
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, Step
 from dataloaders.predicting import Candidate, best_of, possible
@@ -177,7 +173,7 @@ _SERIAL = (
 def _advice(analysis: Analysis, feed: Feed, causes: Causes) -> list[str]:
     """Return what to try next, a sentence each."""
     verdict = analysis.verdict
-    tips = _by_verdict(analysis, feed)
+    tips = _by_verdict(analysis)
     if causes.candidates:
         loads = verdict in ("input-bound", "contention-bound")
         tips += _predicted(causes.candidates, causes.preparation if loads else ())
@@ -214,7 +210,7 @@ def _predicted(found: Sequence[Candidate], preparation: Sequence[Call]) -> list[
     return tips
 
 
-def _by_verdict(analysis: Analysis, feed: Feed) -> list[str]:
+def _by_verdict(analysis: Analysis) -> list[str]:
     """Return advice that no prediction is about."""
     bound, verdict = analysis.speedup_bound, analysis.verdict
     if verdict == "step-bound":
@@ -228,8 +224,6 @@ def _by_verdict(analysis: Analysis, feed: Feed) -> list[str]:
             if share >= _LAUNCH_SHARE
             else "a faster step (mixed precision, torch.compile, a larger batch) is where time is",
         ]
-    if verdict == "contention-bound" and feed.workers:
-        return _sharing(feed.workers, on_device="host" in analysis.seconds_per_batch)
     if verdict != "inconclusive":
         return []
     longer = "measure longer (budget_s, --budget)"
@@ -241,21 +235,3 @@ def _by_verdict(analysis: Analysis, feed: Feed) -> list[str]:
     low, high = max(0.0, bound.low - 1), max(0.0, bound.high - 1)
     between = f"the gap lies between {low:.0%} and {high:.0%}"
     return [f"{longer}: {between}, and {STEP_BOUND_UP_TO - 1:.0%} is the line"]
-
-
-def _sharing(count: int, *, on_device: bool) -> list[str]:
-    """Say how ``count`` workers and the step can share the cores."""
-    cores, threads = resources.usable_cores(), torch.get_num_threads()
-    share = f"the step shares {cores} cores with {counted(count, 'worker')}"
-    advice = [f"{share}: `dataloaders tune` measures how many of them are best"]
-    if on_device or threads == 1:
-        return advice
-    fewer = max(1, min(threads - 1, cores - count))
-    advice[0] += f", or torch.set_num_threads({fewer}) in place of {threads} leaves them some"
-    openmp = torch.backends.openmp.is_available()  # type: ignore[no-untyped-call]
-    if openmp and "OMP_WAIT_POLICY" not in os.environ:
-        advice.append(
-            "or start the script with OMP_WAIT_POLICY=passive in the environment: the step's "
-            "threads otherwise spin while they wait for each other, on cores that workers need"
-        )
-    return advice
