@@ -374,12 +374,12 @@ def test_advice_is_what_the_predictions_leave_to_do(found, advice, last, monkeyp
     assert len(report.advice) == len(advice)
     assert all(map(str.startswith, report.advice, advice))
     assert str(report).splitlines()[-1].startswith(last)
-    assert "let worker processes" not in str(report)
+    assert "let workers prepare" not in str(report)
 
 
 def test_advice_without_predictions():
     report = on_played_time(Waiting, 0.004, 0.002, predict=False)
-    assert report.advice[0].startswith("let worker processes prepare batches")
+    assert report.advice[0].startswith("let workers prepare batches")
 
 
 def test_workers_are_predicted_and_a_sampler_and_its_draws_left_alone():

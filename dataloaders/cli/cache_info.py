@@ -6,7 +6,6 @@ Texts of a file are escaped: none of them reaches the terminal as a control char
 from __future__ import annotations
 
 import json
-from itertools import zip_longest
 
 import numpy as np
 
@@ -54,13 +53,8 @@ def info(path: str) -> int:
 
 
 def _columns_table(cached: CachedDataset) -> str:
-    headings = ["column", "kind", "values", "shape of a row", "size", "compressed"]
-    # Only its parts say whether columns of a cache are compressed: the first one is opened then.
-    may_be_compressed = cached.index.fingerprint.get("compress", "") is not None
-    first = cached.located([0] if may_be_compressed and len(cached) else [])
-    packings = [each.entry.packing for _, readers, _ in first for each in readers]
     rows = []
-    for column, packing in zip_longest(cached.columns, packings):
+    for column in cached.columns:
         shape = " x ".join(map(str, column.shape or ())) or "one"
         sizes = (np.dtype(dtype).itemsize * size for _, dtype, (_, size) in column.sized())
         rows.append(
@@ -70,9 +64,6 @@ def _columns_table(cached: CachedDataset) -> str:
                 np.dtype(column.dtype).name,
                 "it varies" if column.shape is None else shape,
                 size_of(sum(sizes)),
-                packing.codec if packing else "",
             ]
         )
-    if not any(cells[-1] for cells in rows):
-        headings, rows = headings[:-1], [cells[:-1] for cells in rows]
-    return table(headings, rows, right=("size",))
+    return table(["column", "kind", "values", "shape of a row", "size"], rows, right=("size",))

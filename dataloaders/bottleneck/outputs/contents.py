@@ -76,7 +76,7 @@ def change_of(report: Report) -> tuple[str, str]:
     return best.code, f"{best.name}: {times(gain)} as fast, {how}{costs}"
 
 
-def findings_of(report: Report) -> list[Finding]:
+def shown_findings(report: Report) -> list[Finding]:
     """Return the findings to print: all if the step is the limit, else those that always count."""
     all_of_them = report.verdict == "step-bound"
     return [one for one in report.findings if all_of_them or one.anyway or one.gain is not None]

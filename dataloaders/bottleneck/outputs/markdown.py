@@ -34,7 +34,7 @@ def markdown(report: Report, comparison: Comparison | None = None) -> str:
     ]
     facts = f"loader: {report.loader}", f"batch: {report.batch}", ", ".join(report.machine.values())
     parts += [
-        _listed(map(str, contents.findings_of(report))),
+        _listed(map(str, contents.shown_findings(report))),
         "<details><summary>Notes and machine</summary>",
     ]
     parts += [_listed((*report.notes, *facts)), "</details>"]

@@ -48,7 +48,7 @@ def summarise(
         arms["cold"] = Interval(estimate - half, estimate, estimate + half)
     if launched is not None and "synthetic" in arms:
         stalls["launch"] = _less(arms["synthetic"], launched)
-    tips = [] if known.evidence is None else _advice(replace(known, stalls=stalls), feed, causes)
+    tips = [] if known.evidence is None else _advice(replace(known, stalls=stalls), causes)
     if known.verdict == "step-bound":
         tips += _surest(fields["findings"])
     return Report(
@@ -151,7 +151,7 @@ _SEND_LESS = "send less: uint8 images and the normalisation on the device"
 # Changes of the input, where it is not known what they gain.
 _UNPREDICTED = {
     "input-bound": [
-        "measure workers and prefetching with `dataloaders tune`",
+        "let workers prepare batches: `dataloaders tune` measures how many, and how far ahead",
         "if that does not reach the bound above, do less a sample: cache the deterministic "
         "part, or move decoding and augmentation to the GPU",
     ],
@@ -164,13 +164,9 @@ _UNPREDICTED = {
         "do less a sample on the CPU: cache the deterministic part, or decode on the GPU",
     ],
 }
-_SERIAL = (
-    'let worker processes prepare batches: num_workers="auto", or measure the best setting with '
-    "`dataloaders tune`"
-)
 
 
-def _advice(analysis: Analysis, feed: Feed, causes: Causes) -> list[str]:
+def _advice(analysis: Analysis, causes: Causes) -> list[str]:
     """Return what to try next, a sentence each."""
     verdict = analysis.verdict
     tips = _by_verdict(analysis)
@@ -178,8 +174,6 @@ def _advice(analysis: Analysis, feed: Feed, causes: Causes) -> list[str]:
         loads = verdict in ("input-bound", "contention-bound")
         tips += _predicted(causes.candidates, causes.preparation if loads else ())
         return [*tips, _SEND_LESS] if verdict == "transfer-bound" else tips
-    if verdict == "input-bound" and not feed.workers:
-        return [*tips, _SERIAL]
     return tips + _UNPREDICTED.get(verdict, [])
 
 

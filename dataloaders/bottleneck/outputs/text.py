@@ -37,7 +37,7 @@ def text(report: Report) -> str:
         parts.append("")
     parts.append(wrapped(f"{contents.measured(report)}; {', '.join(report.machine.values())}"))
     parts += [f"note: {line}" for line in report.notes]
-    parts += [wrapped(f"step: {finding}") for finding in contents.findings_of(report)]
+    parts += [wrapped(f"step: {finding}") for finding in contents.shown_findings(report)]
     parts += [wrapped(f"-> {line}") for line in report.advice]
     code, why = contents.change_of(report)
     if code:
