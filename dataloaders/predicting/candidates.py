@@ -67,6 +67,11 @@ class Candidate:
     ours: bool = False
 
     @property
+    def gain(self) -> Interval | None:
+        """Return the gain, measured if it was tried; None if it is not known or not possible."""
+        return None if self.reason else self.measured or self.predicted
+
+    @property
     def change(self) -> str:
         """Return the options as arguments of a call."""
         given = dict(self.options)
@@ -168,16 +173,15 @@ def best_of(found: Sequence[Candidate]) -> Candidate | None:
     Among changes within 2 %, those without a cache come first, then those with fewer options.
     """
 
-    def gains(one: Candidate) -> bool:
-        gain, tried = one.measured or one.predicted, one.measured
-        return gain is not None and gain.low > 1 and (not tried or tried.estimate >= _GAINS)
-
-    usable = [one for one in possible(found) if gains(one)]
-    best = max(usable, key=_gain, default=None)
-    if best is None or _gain(best) < _GAINS:
-        return None
-    near = [one for one in usable if _gain(one) * _ALIKE >= _gain(best)]
-    return min(near, key=lambda one: (one.build_s > 0, len(one.options), -_gain(one)))
+    usable = [
+        (gain.estimate, one)
+        for one in possible(found)
+        if (gain := one.gain) is not None and gain.low > 1 and gain.estimate >= _GAINS
+    ]
+    most = max((gain for gain, _ in usable), default=0.0)
+    near = [one for gain, one in usable if gain * _ALIKE >= most]
+    near.sort(key=lambda one: (one.build_s > 0, len(one.options), -_gain(one)))
+    return near[0] if near else None
 
 
 def backend_with(loader: Any, options: Mapping[str, Any], cache: str | None = None) -> Backend:
@@ -409,5 +413,4 @@ def _obstacle(loader: Any, name: str) -> str:
 
 
 def _gain(candidate: Candidate) -> float:
-    gain = candidate.measured or candidate.predicted
-    return 0.0 if gain is None or candidate.reason else gain.estimate
+    return 0.0 if candidate.gain is None else candidate.gain.estimate

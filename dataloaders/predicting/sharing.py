@@ -26,20 +26,14 @@ class Sharing:
 
         ``weight`` multiplies what they lose.
         """
-        load, step = self._losses(busy, stepping)
+        load = step = self._overload(busy, stepping)
+        if load and busy and stepping and self.step_cores <= _ONE_THREAD < self.cores:
+            load, step = busy * self.load_cores / (self.cores - self.step_cores) - 1, 0.0
         return 1 + weight * load, 1.0 if self.behind else 1 + weight * step
 
     def _overload(self, busy: int, stepping: bool) -> float:
         wanted = busy * self.load_cores + stepping * self.step_cores
         return max(0.0, wanted / self.cores - 1)
-
-    def _losses(self, busy: int, stepping: bool) -> tuple[float, float]:
-        lost = self._overload(busy, stepping)
-        if not (busy and stepping and lost):
-            return lost, lost
-        if self.step_cores <= _ONE_THREAD < self.cores:
-            return busy * self.load_cores / (self.cores - self.step_cores) - 1, 0.0
-        return lost, lost
 
     def crowded(self, busy: int) -> bool:
         """Whether a step of several threads and ``busy`` workers want more cores than there are."""

@@ -68,12 +68,11 @@ def counted(count: int, thing: str) -> str:
 def change_of(report: Report) -> tuple[str, str]:
     """Return the recommended change as code, and its gain; without one, "" and the first advice."""
     best = None if report.verdict == "step-bound" else best_of(report.candidates)
-    gain = None if best is None else best.measured or best.predicted
-    if best is None or gain is None:
+    if best is None:
         return "", report.advice[0] if report.advice else ""
     how = "measured" if best.measured else "predicted"
     costs = f"; {best.costs}" if best.costs else ""
-    return best.code, f"{best.name}: {times(gain)} as fast, {how}{costs}"
+    return best.code, f"{best.name}: {times(best.gain)} as fast, {how}{costs}"
 
 
 def shown_findings(report: Report) -> list[Finding]:

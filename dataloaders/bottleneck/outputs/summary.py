@@ -187,7 +187,7 @@ def _surest(findings: Sequence[Finding]) -> list[str]:
 def _predicted(found: Sequence[Candidate], preparation: Sequence[Call]) -> list[str]:
     """Say what the predictions leave to do, beside the one change to make."""
     best = best_of(found)
-    gain = None if best is None else best.measured or best.predicted
+    gain = None if best is None else best.gain
     tips = []
     if best is None:
         tips.append("no change of the input that was predicted is sure to gain 5 %")
