@@ -44,7 +44,7 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     """
     refuse_missing_folders(*_written(options).values(), options.cache)
     if options.against is not None:
-        Report.from_json(options.against)  # refused now, not after measuring
+        options.against = Report.from_json(options.against)  # or refused now
     if options.html is not None:
         importlib.import_module("dataloaders.bottleneck.outputs.page")  # or refused now
     refuse_unfit(target, options.command)
@@ -216,8 +216,7 @@ def _written(options: Namespace) -> dict[str, str]:
 def _show(report: Report, notes: list[str], options: Namespace) -> None:
     """Print the report with ``notes``, and write its other forms."""
     whole = replace(report, notes=(*report.notes, *notes))
-    before = None if options.against is None else type(report).from_json(options.against)
-    written = _written(options)
+    before, written = options.against, _written(options)
     if written.get("markdown") == "-":
         del written["markdown"]
         print(whole.to_markdown(against=before), end="")
