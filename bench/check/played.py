@@ -493,6 +493,6 @@ class _CopiedEpoch:
         return torch.zeros(4, device="meta")
 
     def counts(self) -> tuple[int, int] | None:
-        from dataloaders.measuring.feed import counts_of
+        from dataloaders.measuring.queues import counts_of
 
         return counts_of(self._batches)

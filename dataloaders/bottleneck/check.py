@@ -295,7 +295,6 @@ class Check:
         blocks = self._blocks
         if not self._round:
             self._round_began_s = self._seconds()
-        blocks.real_s = self._schedule.agree(blocks.real_s)[0]  # all ranks have the same arms
         arms = blocks.arms
         for arm in arms:
             while arm.name not in self._round:
