@@ -207,23 +207,38 @@ class Hidden:
 FOR_HIDDEN = FakeCuda(0)
 
 
-class PartlyHidden:
-    """One that holds another one beside a tensor."""
+SPARSE = torch.eye(3).to_sparse()
 
-    def __init__(self):
-        self.graph, self.x = Hidden(), torch.ones(2)
+
+class PartlyHidden:
+    """One that holds a tensor, and another one or a sparse tensor; keeps the stream of its copy."""
+
+    def __init__(self, inner):
+        self.inner, self.x = inner, torch.ones(2)
 
     def to(self, device):
-        self.graph = self.graph.to(device)
+        self.stream = FOR_HIDDEN.current_stream()
         return self
 
 
 def test_memory_of_tensors_that_are_not_found_is_the_consumers_streams():
     """Else the next copy could overwrite them while a step still reads them."""
-    batch = {"graph": Hidden(), "x": torch.ones(2), "n": (1, "a"), "part": PartlyHidden()}
+    objects = [Hidden(), *(PartlyHidden(inner) for inner in (Hidden(), SPARSE))]
+    batch = {"graphs": objects, "x": torch.ones(2), "n": (1, "a")}
     got = delivered(batch, FOR_HIDDEN)
-    assert got["graph"].stream is got["part"].graph.stream is FOR_HIDDEN.default
+    assert all(each.stream is FOR_HIDDEN.default for each in got["graphs"])
     assert (got["x"].tolist(), got["n"]) == ([1.0, 1.0], (1, "a"))
+
+
+def test_tensors_that_are_not_dense_are_not_recorded_on_a_stream():
+    """record_stream has no kernel for them."""
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    batch, cuda = [torch.ones(2), nested, SPARSE], FakeCuda(0)
+    recorded, used_on = [], cuda.used_on
+    cuda.used_on = lambda leaf, stream: (recorded.append(leaf), used_on(leaf, stream))
+    got = delivered(batch, cuda)
+    assert all(mine is given for mine, given in zip(got[1:], batch[1:], strict=True))
+    assert [leaf.tolist() for leaf in recorded] == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

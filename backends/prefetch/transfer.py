@@ -143,7 +143,7 @@ class StreamTransfer(Transfer):
         self._device.stream_waits(stream, sent.copied)
         batch, sent.batch = sent.batch, None
         for leaf in leaves(batch):
-            if leaf.device == self._device.device:
+            if leaf.device == self._device.device and _is_dense(leaf):
                 self._device.used_on(leaf, stream)
         if self.remainder is not None:
             whole = self.remainder.received(batch)
@@ -239,15 +239,19 @@ class StreamTransfer(Transfer):
 
 
 def _hides_tensors(batch: Any) -> bool:
-    """Whether an object with a ``.to()`` may hold tensors that `leaves` does not find.
+    """Whether an object with a ``.to()`` may hold tensors whose use on a stream is not recorded.
 
-    That is if none is found, or if an attribute is such an object, too.
+    That is if `leaves` finds none, if an attribute is such an object, too, or if one is sparse.
     """
     held = getattr(batch, "__dict__", {}).values()
     inner = [each for each in held if not isinstance(each, (torch.Tensor, Mapping, list, tuple))]
-    return not any(True for _ in leaves(batch)) or any(
-        callable(getattr(each, "to", None)) for each in inner
-    )
+    found = list(map(_is_dense, leaves(batch)))
+    return not found or not all(found) or any(callable(getattr(each, "to", None)) for each in inner)
+
+
+def _is_dense(leaf: torch.Tensor) -> bool:
+    """Whether ``record_stream`` takes ``leaf``, if it is on a device."""
+    return leaf.layout is torch.strided and not leaf.is_nested and not leaf.is_quantized
 
 
 def _is_plain(leaf: torch.Tensor) -> bool:
@@ -258,11 +262,9 @@ def _is_plain(leaf: torch.Tensor) -> bool:
     """
     return (
         leaf.device.type == "cpu"
-        and leaf.layout is torch.strided
+        and _is_dense(leaf)
         and type(leaf).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
         and type(leaf).to is torch.Tensor.to
-        and not leaf.is_nested
-        and not leaf.is_quantized
         and not leaf.requires_grad
         and not leaf.is_conj()
         and not leaf.is_neg()
