@@ -118,7 +118,7 @@ class DataLoader(_TorchLoader[T_co]):
         on_error: str = "raise",
     ) -> None:
         _check_options(backend, device, seed, on_error)
-        if any(_is_auto(value) for value in (num_workers, prefetch_factor, pin_memory)):
+        if "auto" in (num_workers, prefetch_factor, pin_memory):
             settings = auto.resolve(
                 dataset,
                 batch_size=batch_size,
@@ -218,7 +218,8 @@ class DataLoader(_TorchLoader[T_co]):
                 # parent's. So this process neither closes nor frees what it inherited.
                 _INHERITED.append((self._session, self._iterator))
                 self._session = self._iterator = None
-            elif _same_choice(asked, wanted):
+            # By identity: a backend's options may hold tensors, whose == has no truth value.
+            elif asked is wanted or (isinstance(asked, str) and asked == wanted):
                 return self._session
             else:
                 self._session.close()
@@ -324,15 +325,6 @@ def _name_of(backend: str | Backend | None) -> str:
     if isinstance(backend, Backend):
         return backend.name
     return backend or os.environ.get(BACKEND_VARIABLE) or ""
-
-
-def _is_auto(value: object) -> bool:
-    return isinstance(value, str) and value == "auto"
-
-
-def _same_choice(before: str | Backend, now: str | Backend) -> bool:
-    # Compare backends by identity: their options may hold tensors, whose == has no truth value.
-    return before is now or (isinstance(before, str) and before == now)
 
 
 def _state_of(loader: _TorchLoader[Any]) -> dict[str, Any]:

@@ -10,22 +10,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from dataloaders.errors import OptionError
 
-__all__ = [
-    "batches_in",
-    "check_device",
-    "device_of",
-    "generators_of",
-    "other_iteration",
-    "overridden",
-    "own_iteration",
-    "own_length",
-    "sampling_of",
-    "show_workers",
-    "size_of_batches",
-    "state_of",
-    "view_of",
-]
-
 
 def batches_in(loader: Any) -> int | None:
     """Return the number of batches in an epoch of ``loader``; None if it has no length.

@@ -18,6 +18,7 @@ import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
 
 from dataloaders.batches.collation import fetched
+from dataloaders.errors import last_line, one_line
 from dataloaders.observing import Unobserved, observe
 from dataloaders.recording.worker import equal, recorded
 from dataloaders.seeding.states import restore, states_now
@@ -106,8 +107,7 @@ def _proof(
     except Unobserved as error:
         return Proof(obstacle=str(error))
     except Exception as error:  # a loader may hold anything; without a proof it works as before
-        last_line = str(error).strip().rpartition("\n")[2]
-        return Proof(obstacle=f"samples of {name} could not be recorded: {last_line[:200]}")
+        return Proof(obstacle=f"samples of {name} could not be recorded: {last_line(error)}")
 
 
 def _compared(
@@ -146,8 +146,7 @@ def _compared(
         except Exception as error:
             if expected is not None and not isinstance(error, ReplayError):
                 raise
-            text = " ".join(str(error).split())[:200]
-            why = why or f"reading {which} failed: {type(error).__name__}: {text}"
+            why = why or f"reading {which} failed: {one_line(error)}"
             if not streams and len(group) > 1:
                 groups += [[key] for key in group]
             continue

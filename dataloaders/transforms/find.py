@@ -21,8 +21,6 @@ from torch.utils.data import Dataset, Subset
 
 from dataloaders.transforms.read import Member, is_chain, read
 
-__all__ = ["Found", "NotCopyable", "copied", "find_chains", "find_generators", "find_indices"]
-
 _DEEPEST = 8
 _CONTAINERS = (list, tuple, dict)
 _MOST_NESTED = 2

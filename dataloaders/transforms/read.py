@@ -18,8 +18,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["CONVERTERS", "Kind", "Member", "Run", "is_chain", "is_pointwise", "read", "trailing"]
-
 CONVERTERS = ("PILToTensor", "ToImage", "ToPureTensor")
 """They change the type of a sample and no value of it."""
 
