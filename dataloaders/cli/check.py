@@ -19,11 +19,9 @@ from dataloaders.bottleneck import Check, Report
 from dataloaders.bottleneck.outputs.text import text
 from dataloaders.cli.remembering import BestWay, without_auto
 from dataloaders.cli.running import (
+    begin_measuring,
     no_loader,
-    refuse_missing_folders,
-    refuse_unfit,
     run_shown,
-    say_that_it_trains,
     streams_kept,
     untouched_files,
 )
@@ -44,17 +42,16 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     Returns 0 whatever the verdict is, 1 if ``--fail-if`` names it, 3 if nothing could be measured,
     130 after Ctrl-C; the script's own status if it failed before the check prolonged its epoch.
     """
-    refuse_missing_folders(*_written(options).values(), options.cache)
     if options.against is not None:
         options.against = Report.from_json(options.against)  # or refused now
     if options.html is not None:
         importlib.import_module("dataloaders.bottleneck.outputs.page")  # or refused now
-    refuse_unfit(target, options.command)
     if os.environ.get("RANK", "0") != "0":
         options.quiet = True
     if options.quiet and not (options.try_candidates or _written(options)):
         options.predict = False  # nobody would read it
-    say_that_it_trains(target, options.command, quiet=options.quiet)
+    paths = *_written(options).values(), options.cache
+    begin_measuring(target, options.command, *paths, quiet=options.quiet)
     with tempfile.TemporaryDirectory(prefix="dataloaders-check-", ignore_cleanup_errors=True) as at:
         measuring = _Measuring(options, Path(at, "status"))
         in_child = functools.partial(_check_in_child, options, measuring.result, os.getpid())

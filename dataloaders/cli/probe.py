@@ -22,10 +22,8 @@ from typing import Any
 from dataloaders.batches.tree import Batch, counter_of_samples, nbytes
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
+    begin_measuring,
     no_loader,
-    refuse_missing_folders,
-    refuse_unfit,
-    say_that_it_trains,
     untouched_files,
 )
 from dataloaders.findings import Probe, Trial
@@ -50,9 +48,7 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     """
     if options.state is not None:
         return _probe_here(target, args, options, Path(options.state))
-    refuse_missing_folders(options.json)
-    refuse_unfit(target, "probe")
-    say_that_it_trains(target, "probe", quiet=options.quiet)
+    begin_measuring(target, "probe", options.json, quiet=options.quiet)
     with tempfile.TemporaryDirectory(prefix="dataloaders-probe-") as folder:
         state = Path(folder, "state")
         state.touch()

@@ -55,8 +55,12 @@ def refuse_unfit(target: Target, command: str) -> None:
     target.refuse_missing()
 
 
-def refuse_missing_folders(*paths: str | None) -> None:
-    """Raise OptionError if a folder to write to does not exist."""
+def begin_measuring(target: Target, command: str, *paths: str | None, quiet: bool) -> None:
+    """Say what a command that measures does to the user's model and files.
+
+    Raises:
+        DataLoadersError: the script cannot be run, or a folder to write to does not exist.
+    """
     for path in paths:
         if path is not None and Path(path).is_dir():
             raise OptionError(f"{path!r} is a folder; give the path of a file to write")
@@ -65,6 +69,15 @@ def refuse_missing_folders(*paths: str | None) -> None:
                 f"{path!r}: the folder {str(Path(path).parent)!r} does not exist; "
                 "make it first, or write elsewhere"
             )
+    refuse_unfit(target, command)
+    if not quiet:
+        print(
+            f"dataloaders {command} runs {target.name} and trains its model, on some batches many "
+            "times: use none of its results. Files that exist are kept (--let-write turns that "
+            "off), W&B, MLflow and TensorBoard are off, DATALOADERS_CHECK=1 is set.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 @contextmanager
@@ -96,18 +109,6 @@ def streams_kept() -> Iterator[None]:
         os.close(own)
         if sys.stdout.closed:
             sys.stdout = os.fdopen(1, "w", closefd=False)
-
-
-def say_that_it_trains(target: Target, command: str, *, quiet: bool) -> None:
-    """Say what a command that measures does to the user's model and files."""
-    if not quiet:
-        print(
-            f"dataloaders {command} runs {target.name} and trains its model, on some batches many "
-            "times: use none of its results. Files that exist are kept (--let-write turns that "
-            "off), W&B, MLflow and TensorBoard are off, DATALOADERS_CHECK=1 is set.",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def run_shown(

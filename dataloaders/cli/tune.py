@@ -16,11 +16,9 @@ from dataloaders.batches.tree import Batch
 from dataloaders.cli import check
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
+    begin_measuring,
     no_loader,
-    refuse_missing_folders,
-    refuse_unfit,
     run_shown,
-    say_that_it_trains,
     untouched_files,
 )
 from dataloaders.errors import OptionError
@@ -42,8 +40,7 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
         return check.carry_out(target, args, options)
     if options.cache is not None:
         raise OptionError("--cache is for --backends, which tries that cache; give both")
-    refuse_missing_folders(options.json)
-    refuse_unfit(target, "tune")
+    begin_measuring(target, "tune", options.json, quiet=options.quiet)
     line = ProgressLine(quiet=options.quiet)
     tunings: list[Tuning] = []  # before each trial; the last one counts
     running: list[Generator[Batch, None, Any]] = []
@@ -64,7 +61,6 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
         running.append(tuned(loader))
         return running[0]
 
-    say_that_it_trains(target, "tune", quiet=options.quiet)
     takeover = Takeover(measure, options.loader, passed_over=lambda text: line(f"tune  {text}"))
     with untouched_files(takeover, let_write=options.let_write) as scratch, takeover:
         outcome = run_shown(target, args, line)
