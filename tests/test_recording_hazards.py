@@ -500,3 +500,12 @@ def test_images_opened_in_collation_are_recorded():
     loader = DataLoader(range(8), 4, num_workers=1, collate_fn=opens)
     sent = list(recording(loader))
     assert all(equal(replayed(one), other) for one, other in zip(sent, loader, strict=True))
+
+
+def test_files_and_bytes_are_kept_on_the_host_whatever_the_default_device_is():
+    loader = DataLoader(MapDataset(tensor, 4), 2)
+    for upto in ("files", "tail"):
+        batches = iter(recording(loader, upto))
+        with torch.device("meta"):
+            sent = next(batches)
+        assert (sent.files if upto == "files" else sent.pixels).is_cpu

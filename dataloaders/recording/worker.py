@@ -273,7 +273,9 @@ def _with_tail(value: Any) -> Any:
 
 def _memory(size: int) -> torch.Tensor:
     """Return new memory that a worker's queue sends without a copy."""
-    return segment(size) if get_worker_info() else torch.empty(size, dtype=torch.uint8)
+    if get_worker_info():
+        return segment(size)
+    return torch.empty(size, dtype=torch.uint8, device="cpu")  # whatever the default device is
 
 
 def equal(one: Any, other: Any, *, strides: bool = True) -> bool:
