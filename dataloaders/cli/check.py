@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Any
 
 from dataloaders.bottleneck import Check, Report
-from dataloaders.bottleneck.outputs.text import text
 from dataloaders.cli.remembering import BestWay, without_auto
 from dataloaders.cli.running import (
     begin_measuring,
@@ -225,7 +223,7 @@ def _show(report: Report, notes: list[str], options: Namespace) -> None:
     else:
         if before is not None:
             print(whole.against(before), end="\n\n")
-        print(text(whole, get_terminal_size().columns) if sys.stdout.isatty() else whole)
+        print(whole)
     for form, path in written.items():
         beside = {"against": before} if form in ("html", "markdown") else {}
         getattr(whole, f"to_{form}")(path, **beside)

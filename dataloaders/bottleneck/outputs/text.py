@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,12 @@ if TYPE_CHECKING:
 _WIDTH = 112  # a line of the candidates' table
 
 
-def text(report: Report, width: int = _WIDTH) -> str:
-    """Return lines of ``width`` characters; those to search or copy are not wrapped."""
+def text(report: Report) -> str:
+    """Return lines of the terminal's width, else of 112 characters.
+
+    Lines to search or copy are not wrapped.
+    """
+    width = shutil.get_terminal_size((_WIDTH, 1)).columns
 
     def wrapped(line: str) -> str:
         return textwrap.fill(line, width, break_on_hyphens=False)
