@@ -4,6 +4,7 @@ Loaders and steps wait on a virtual time, so that verdicts are exact and no test
 tests at the end measure real time; they run by ``make test-all``.
 """
 
+import builtins
 import gc
 import itertools
 import random
@@ -428,9 +429,13 @@ class TestLoops:
         assert [one.seconds for one in shown] == sorted(one.seconds for one in shown)
 
     def test_a_notebook_shows_progress_in_one_line_and_the_report(self, time, monkeypatch, capsys):
+        shown = []
         shell = type("ZMQInteractiveShell", (), {"kernel": None})
-        notebook = types.SimpleNamespace(get_ipython=shell)
+        display = types.SimpleNamespace(display=shown.append)
+        notebook = types.SimpleNamespace(get_ipython=shell, display=display)
         monkeypatch.setitem(sys.modules, "IPython", notebook)
+        monkeypatch.setitem(sys.modules, "IPython.display", display)
+        monkeypatch.setattr(builtins, "get_ipython", shell, raising=False)
         loader = DataLoader(Waiting(1000, 0.03, time.sleep), batch_size=None)
         with bottleneck_check(loader, budget_s=10, clock=HostOn(time)) as check:
             for _ in check:
@@ -440,6 +445,7 @@ class TestLoops:
         assert 3.8 < report.speedup_bound.estimate < 4.2
         assert re.match(r"<pre(?s:.*)INPUT-BOUND", report._repr_html_())
         assert str(report).startswith("INPUT-BOUND")
+        assert shown == []  # by rich, beside what is returned
 
     def test_a_stdout_of_the_scripts_own_needs_no_isatty(self, time, monkeypatch):
         monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=str))

@@ -13,6 +13,17 @@ explaining    causes/: where the input's time goes, what changes would gain
 reporting     report: the figures    outputs/: the forms in which they are written
 """
 
+from dataloaders.errors import MissingDependency
+
+try:
+    import psutil  # noqa: F401
+    import rich  # noqa: F401
+except ImportError as error:
+    raise MissingDependency(
+        f"the bottleneck check needs psutil and rich, and {error.name} cannot be imported "
+        f"({error}); install them with: pip install 'gpu-dataloaders[check]'"
+    ) from error
+
 from dataloaders.bottleneck.arms import Verdict
 from dataloaders.bottleneck.check import Check, Progress
 from dataloaders.bottleneck.inline import bottleneck_check, check_bottleneck

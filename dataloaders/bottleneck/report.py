@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,9 +11,9 @@ from typing import Any
 from dataloaders.bottleneck.arms import Verdict
 from dataloaders.bottleneck.causes.preparation import Call
 from dataloaders.bottleneck.outputs import saved
+from dataloaders.bottleneck.outputs import text as shown
 from dataloaders.bottleneck.outputs.against import Comparison, compare
 from dataloaders.bottleneck.outputs.markdown import markdown
-from dataloaders.bottleneck.outputs.text import text
 from dataloaders.findings import Finding
 from dataloaders.machine.facts import machine_facts
 from dataloaders.measuring.intervals import Interval, Step
@@ -77,7 +76,11 @@ class Report:
     findings: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
-        return text(self)
+        return shown.text(self)
+
+    def __rich__(self) -> Any:
+        """Return the report as rich prints it in a terminal."""
+        return shown.renderable(self)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the report as JSON text; write it to ``path`` too, if one is given."""
@@ -125,10 +128,10 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the text as HTML for a notebook."""
-        return f'<pre style="line-height: normal">{html.escape(str(self))}</pre>'
+        return shown.html(self)
 
 
-def _written(form: str, path: str | os.PathLike[str] | None) -> str:
+def _written(text: str, path: str | os.PathLike[str] | None) -> str:
     if path is not None:
-        Path(path).write_text(form.removesuffix("\n") + "\n", encoding="utf-8")
-    return form
+        Path(path).write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+    return text

@@ -212,6 +212,8 @@ def _written(options: Namespace) -> dict[str, str]:
 
 def _show(report: Report, notes: list[str], options: Namespace) -> None:
     """Print the report with ``notes``, and write its other forms."""
+    import rich  # if it were missing, the check would have said so
+
     whole = replace(report, notes=(*report.notes, *notes))
     before, written = options.against, _written(options)
     if written.get("markdown") == "-":
@@ -223,7 +225,10 @@ def _show(report: Report, notes: list[str], options: Namespace) -> None:
     else:
         if before is not None:
             print(whole.against(before), end="\n\n")
-        print(whole)
+        if sys.stdout.isatty():
+            rich.get_console().print(whole, crop=False)
+        else:
+            print(whole)
     for form, path in written.items():
         beside = {"against": before} if form in ("html", "markdown") else {}
         getattr(whole, f"to_{form}")(path, **beside)

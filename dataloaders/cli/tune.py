@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Any
 
 from dataloaders.batches.tree import Batch
-from dataloaders.cli import check
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
     begin_measuring,
@@ -37,6 +36,8 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     130 after Ctrl-C, with what was known by then printed; else as `check`.
     """
     if options.backends:
+        from dataloaders.cli import check  # which needs psutil and rich
+
         return check.carry_out(target, args, options)
     if options.cache is not None:
         raise OptionError("--cache is for --backends, which tries that cache; give both")

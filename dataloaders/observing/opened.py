@@ -7,7 +7,6 @@ import stat
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeAlias
 
 Files: TypeAlias = dict[str, tuple[int, int]]
@@ -37,26 +36,6 @@ def files_opened() -> Files:
 
         module.read_file = read_file
     return opened
-
-
-def files_held() -> set[str]:
-    """Return the files that this process has open for reading only, or mapped and shared.
-
-    Empty on other systems than Linux.
-    """
-    held: set[str] = set()
-    with suppress(OSError, ImportError):
-        import fcntl
-
-        for number in os.listdir("/proc/self/fd"):
-            with suppress(OSError):  # closed meanwhile, as that of the listing itself is
-                if fcntl.fcntl(int(number), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-                    held.add(os.readlink(f"/proc/self/fd/{number}"))
-        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-            words = line.split(maxsplit=5)  # address, permissions, offset, device, inode, path
-            if len(words) > 5 and words[1].endswith("s"):
-                held.add(words[5])
-    return held
 
 
 def add(files: Files, path: Any) -> None:

@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import psutil
 from torch.utils.data import IterableDataset
 
 from dataloaders.bottleneck.causes.profile import Profile
 from dataloaders.findings.sites import owner_of
 from dataloaders.measuring.clocks import HostTime
-from dataloaders.observing.opened import files_held, files_opened
+from dataloaders.observing.opened import files_opened
 
 _FEWEST_BATCHES = 8  # and one more for each worker, which a cold block needs
 _SLOW, _SLOW_FROM_S = 3.0, 1e-3  # times the median sample; and seconds
@@ -143,7 +144,7 @@ class Look:
         if not found.by_call:  # too quick to be sampled, or on a simulated clock
             found.by_call = {"samples": mean}
         found.cores = min(1.0, computed / spent) if spent > 0 else 1.0
-        found.shared = sorted(_of_data(files_held()))
+        found.shared = _held_open()
         found.slow = self._slow(dataset, found)
         return found
 
@@ -220,3 +221,14 @@ def _is_code(path: str) -> bool:
 def _wanted_s() -> float:
     """Return the seconds for which this thread has had a core, or waited for one."""
     return time.thread_time() + HostTime().held_up()[0]
+
+
+def _held_open() -> list[str]:
+    """Return the files that this process has open for reading, or mapped."""
+    this = psutil.Process()
+    try:
+        found = {each.path for each in this.open_files() if each.mode == "r"}
+        shared = (each.path for each in this.memory_maps(grouped=False) if "s" in each.perms)
+        return sorted(_of_data(found.union(shared)))
+    except (psutil.Error, OSError, AttributeError):  # not every system reports it
+        return []
