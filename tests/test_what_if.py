@@ -693,3 +693,8 @@ def test_bursts_and_the_time_to_take_a_batch():
     assert seconds_per_batch(burst, 0.04, workers=1, prefetch=1) == pytest.approx(0.04 + 0.12 / 8)
     taken = seconds_per_batch([0.01], 0.05, workers=1, prefetch=2, take_s=0.001)
     assert taken == pytest.approx(0.051)
+    # Half as fast beside a step: 10 ms of it make 5 of the 30.
+    beside = seconds_per_batch(
+        [0.03], 0.01, workers=1, prefetch=2, slowed=lambda busy, stepping: (1.0 + stepping, 1.0)
+    )
+    assert beside == pytest.approx(0.035)
