@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 
 from dataloaders.cache import CachedDataset, Compressed, estimate, precompute, verify
 from dataloaders.errors import CacheError, CacheWarning, OptionError
-from helpers.cached import spoil
+from helpers.cached import built, spoil
 from helpers.compare import assert_same
 from helpers.datasets import CountingStream, Made, Numbered
 from helpers.processes import children, is_true_in_a_fork, wait_until_gone
@@ -41,15 +41,11 @@ def _nothing_left_behind():
     assert wait_until_gone(list(children() - before)) == []
 
 
-def build(dataset, path, **options):
-    return precompute(dataset, path, **{"num_workers": 0, **options})
-
-
 def interrupted(path, at=22, **options):
     """The dataset of a build that ended at a sample, to go on with; its log is empty."""
     dataset = Numbered(SIZE, failing={at}, log=path.with_name("log"))
     with pytest.raises(ValueError, match=f"no sample {at} today"):
-        build(dataset, path, rows=4, **options)
+        built(dataset, path, rows=4, **options)
     dataset.failing = ()
     dataset.log.write_text("")
     return dataset
@@ -69,7 +65,7 @@ def left(folder):
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    return build(Numbered(SIZE), tmp_path_factory.mktemp("expected") / "a.h5").path.read_bytes()
+    return built(Numbered(SIZE), tmp_path_factory.mktemp("expected") / "a.h5").path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +79,7 @@ def expected(tmp_path_factory):
 )
 def test_the_file_depends_on_neither_workers_nor_chunks(num_workers, rows, context, expected, path):
     options = {"rows": rows, "multiprocessing_context": context}
-    assert len(build(Numbered(SIZE), path, num_workers=num_workers, **options)) == SIZE
+    assert len(built(Numbered(SIZE), path, num_workers=num_workers, **options)) == SIZE
     assert path.read_bytes() == expected
     assert left(path.parent) == ["a.h5"]
 
@@ -92,14 +88,14 @@ def test_a_file_that_is_there_is_opened_and_not_built(path, tmp_path):
     (tmp_path / "disk").mkdir()
     path.symlink_to(tmp_path / "disk" / "real.h5")
     dataset = Numbered(SIZE, log=tmp_path / "log")
-    first = build(dataset, path)
+    first = built(dataset, path)
     assert path.is_symlink()
     dataset.log.unlink()
     found = path.stat()
-    assert build(dataset, path).identity == first.identity
+    assert built(dataset, path).identity == first.identity
     assert path.stat().st_ino == found.st_ino
     assert not dataset.log.exists()
-    build(dataset, path, overwrite=True)
+    built(dataset, path, overwrite=True)
     assert path.stat().st_ino != found.st_ino
     assert set(dataset.reads()) == ALL
 
@@ -114,7 +110,7 @@ def test_what_is_finished_is_not_read_again(path):
     for open_it in (CachedDataset, verify):
         with pytest.raises(CacheError, match=rule):
             open_it(path)
-    assert len(build(dataset, path)) == SIZE
+    assert len(built(dataset, path)) == SIZE
     assert {0, 13, *range(20, 40)} <= set(dataset.reads()) < ALL
     assert len(set(range(20)) - set(dataset.reads())) > 8
 
@@ -123,18 +119,18 @@ def test_going_on_does_not_replace_a_file_that_is_no_cache(path):
     interrupted(path)
     path.write_bytes(b"of somebody else")
     with pytest.raises(CacheError, match="is no cache"):
-        build(Numbered(SIZE), path)
+        built(Numbered(SIZE), path)
     assert path.read_bytes() == b"of somebody else"
 
 
 def test_resume_false_and_settings_that_cannot_be_read(path):
     dataset = interrupted(path)
-    build(dataset, path, resume=False)
+    built(dataset, path, resume=False)
     assert set(dataset.reads()) == ALL
     path.unlink()
     dataset = interrupted(path)
     (path.with_suffix(".parts") / "build.json").write_text("[" * 100_000)
-    assert len(build(dataset, path)) == SIZE
+    assert len(built(dataset, path)) == SIZE
     assert set(dataset.reads()) < ALL
 
 
@@ -143,32 +139,32 @@ def test_a_damaged_part_is_named_and_made_again(path, expected):
     part = path.with_suffix(".parts") / "00032.h5"
     spoil(part, part.stat().st_size // 2)
     with pytest.raises(CacheError, match=r"the part .*00032\.h5 is damaged: .*; delete it"):
-        build(dataset, path)
+        built(dataset, path)
     part.unlink()
-    build(dataset, path)
+    built(dataset, path)
     assert path.read_bytes() == expected
 
 
 def test_other_settings_are_named(path):
     interrupted(path)
     with pytest.raises(CacheError, match=r"length: 40 when it was begun, 41 now.*overwrite=True"):
-        build(Numbered(41), path)
+        built(Numbered(41), path)
     with pytest.raises(CacheError, match=r"dataset: .*Numbered when it was begun, .*Made now"):
-        build(Made(int, SIZE), path)
+        built(Made(int, SIZE), path)
     shifted = Numbered(SIZE, shift=1)
     with pytest.raises(CacheError, match="the contents of sample 0, 13, 26, 39"):
-        build(shifted, path)
+        built(shifted, path)
     assert kept(path) == [0, 4, 8, 12, 16]  # and nothing was lost
-    assert torch.equal(build(shifted, path, overwrite=True)[7]["image"], shifted[7]["image"])
+    assert torch.equal(built(shifted, path, overwrite=True)[7]["image"], shifted[7]["image"])
     with pytest.raises(CacheError, match=r"length: 40 when it was built, 39 now.*overwrite=True"):
-        build(Numbered(39), path)
+        built(Numbered(39), path)
 
 
 def test_a_part_is_not_taken_for_the_whole(path):
-    build(Numbered(SIZE), path, rows=10, single_file=False)
+    built(Numbered(SIZE), path, rows=10, single_file=False)
     shutil.copy(path.with_suffix(".parts") / "00010.h5", path)
     with pytest.raises(CacheError, match="it is a part, with 10 of 40 samples"):
-        build(Numbered(SIZE), path)
+        built(Numbered(SIZE), path)
     (damage,) = verify(path)
     assert re.search("it is a part, with 10 of 40 samples, and no whole cache", damage.what)
     assert verify(path.with_suffix(".parts") / "00010.h5") == []
@@ -176,7 +172,7 @@ def test_a_part_is_not_taken_for_the_whole(path):
 
 def test_a_cache_that_lacks_a_part_is_mended_for_its_own_dataset_only(path):
     dataset = Numbered(SIZE, log=path.with_name("log"))
-    build(dataset, path, rows=10, single_file=False)
+    built(dataset, path, rows=10, single_file=False)
     whole = path.read_bytes()
     (path.with_suffix(".parts") / "00010.h5").unlink()
     for other, options, what in (
@@ -185,9 +181,9 @@ def test_a_cache_that_lacks_a_part_is_mended_for_its_own_dataset_only(path):
         (Numbered(SIZE), {"compress": "gzip"}, "compress: none when it was begun, gzip, level 4"),
     ):
         with pytest.raises(CacheError, match=f"a.h5 lacks parts, and is of .*{what}.*overwrite"):
-            build(other, path, **options)
+            built(other, path, **options)
     dataset.log.unlink()
-    build(dataset, path)
+    built(dataset, path)
     assert path.read_bytes() == whole
     assert len(set(dataset.reads())) < 30
 
@@ -204,11 +200,11 @@ def test_another_version_of_a_package_makes_nothing_again(path, monkeypatch):
     before = [part.stat().st_ino for part in parts]
     rule = r"PIL: 999\.0 when it was built, .* now"
     with pytest.warns(CacheWarning, match=rule):
-        cached = build(dataset, path, single_file=False)
+        cached = built(dataset, path, single_file=False)
     assert [part.stat().st_ino for part in parts] == before
     first.unlink()
     with pytest.warns(CacheWarning, match=rule):
-        build(dataset, path)
+        built(dataset, path)
     assert [part.stat().st_ino for part in parts[1:]] == before[1:]
     assert cached.index.fingerprint["PIL"] == "999.0"
     assert verify(path) == []
@@ -232,7 +228,7 @@ def test_parts_and_files_are_synced_before_they_have_their_names(path, monkeypat
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
-    build(Numbered(SIZE), path, rows=20, single_file=False)
+    built(Numbered(SIZE), path, rows=20, single_file=False)
     assert len(renamed) == 3
     for folder in set(renamed):  # their names, too
         assert synced[os.stat(folder).st_ino]
@@ -245,10 +241,10 @@ def test_a_builder_that_another_one_overtakes_builds_nothing(path):
     def look(event, args):
         if event == "open" and str(args[0]).endswith(".a.h5.lock") and not others:
             others.append("begun")  # hooks stay
-            assert is_true_in_a_fork(lambda: len(build(Numbered(SIZE), path)) == SIZE)
+            assert is_true_in_a_fork(lambda: len(built(Numbered(SIZE), path)) == SIZE)
 
     sys.addaudithook(look)
-    assert len(build(dataset, path)) == SIZE
+    assert len(built(dataset, path)) == SIZE
     assert not dataset.log.exists()
 
 
@@ -264,20 +260,20 @@ def test_overwriting_takes_nothing_of_a_build_that_was_killed_when_it_had_finish
             shutil.copytree(parts, left)
 
     options = {"rows": 4, "overwrite": True, "single_file": single_file}
-    build(Made(lambda index: index, SIZE), path, progress=look, **options)
+    built(Made(lambda index: index, SIZE), path, progress=look, **options)
     shutil.copytree(left, parts, dirs_exist_ok=True)
     changed = Made(lambda index: -1 if index == 5 else index, SIZE)  # no look at a few shows it
-    assert build(changed, path, progress=look, **options)[5] == -1
+    assert built(changed, path, progress=look, **options)[5] == -1
     shutil.copytree(left, parts, dirs_exist_ok=True)
-    build(changed, path)  # it is removed, as are its parts
+    built(changed, path)  # it is removed, as are its parts
     assert len(list(parts.glob("*"))) == (0 if single_file else 10)
 
 
 def test_overwriting_that_is_interrupted_leaves_the_old_file_and_goes_on(path):
-    old = build(Numbered(7), path)
+    old = built(Numbered(7), path)
     dataset = interrupted(path, overwrite=True)
     assert CachedDataset(path).identity == old.identity
-    assert len(build(dataset, path, overwrite=True)) == SIZE
+    assert len(built(dataset, path, overwrite=True)) == SIZE
     assert set(dataset.reads()) < ALL
 
 
@@ -287,10 +283,10 @@ def test_overwriting_that_is_interrupted_leaves_the_old_file_and_goes_on(path):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_sample_that_fails_raises_its_own_error_and_says_which(num_workers, path):
     with pytest.raises(ValueError, match=r"^no sample 0 today"):
-        build(Numbered(SIZE, failing={0}), path, num_workers=num_workers)
+        built(Numbered(SIZE, failing={0}), path, num_workers=num_workers)
     assert left(path.parent) == []
     with pytest.raises(ValueError, match=r"^no sample 22 today") as caught:
-        build(Numbered(SIZE, failing={22}), path, num_workers=num_workers, rows=4)
+        built(Numbered(SIZE, failing={22}), path, num_workers=num_workers, rows=4)
     notes = "\n".join(caught.value.__notes__)
     assert "sample 22 of Numbered" in notes
     assert "on_error='skip' (--skip)" in notes
@@ -301,18 +297,18 @@ def test_a_sample_that_fails_raises_its_own_error_and_says_which(num_workers, pa
 def test_going_on_with_skip_after_an_error_and_back(path):
     dataset = Numbered(SIZE, failing={22, 33})
     with pytest.raises(ValueError, match="22"):
-        build(dataset, path, rows=4)
+        built(dataset, path, rows=4)
 
     def stop(progress):
         if progress.samples_done >= 28:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match="28 of 40 samples are kept"):
-        build(dataset, path, rows=4, on_error="skip", progress=stop)
+        built(dataset, path, rows=4, on_error="skip", progress=stop)
     assert kept(path) == list(range(0, 28, 4))
     with pytest.raises(ValueError, match="22"):  # it was left out, and may not be any more
-        build(dataset, path)
-    assert build(Numbered(SIZE), path).failed == []
+        built(dataset, path)
+    assert built(Numbered(SIZE), path).failed == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -321,15 +317,15 @@ def test_a_sample_that_cannot_be_kept_is_named(num_workers, path):
     dataset = Made(lambda index: (index, object() if index == 22 else index), SIZE, failing={24})
     rule = r"sample 22 cannot be kept: sample\[1\] is of type builtins.object"
     with pytest.raises(CacheError, match=rule):
-        build(dataset, path, num_workers=num_workers)
-    cached = build(dataset, path, num_workers=num_workers, on_error="skip", overwrite=True)
+        built(dataset, path, num_workers=num_workers)
+    cached = built(dataset, path, num_workers=num_workers, on_error="skip", overwrite=True)
     assert [index for index, _ in cached.failed] == [22, 24]
 
 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_samples_that_are_built_differently_are_named(rows, path):
     with pytest.raises(CacheError, match=r"samples \d+ .*22 are built differently"):
-        build(Made(lambda i: {"a": i, "b": 1} if i == 22 else {"a": i}, SIZE), path, rows=rows)
+        built(Made(lambda i: {"a": i, "b": 1} if i == 22 else {"a": i}, SIZE), path, rows=rows)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +339,7 @@ def test_what_ends_loops_and_programs_ends_a_build_with_its_sample(error, at, nu
         return index
 
     with pytest.raises(error, match="enough") as raised:
-        build(Made(sample, SIZE), path, num_workers=num_workers, rows=4)
+        built(Made(sample, SIZE), path, num_workers=num_workers, rows=4)
     assert any(f"raised by sample {at} of Made" in note for note in raised.value.__notes__)
     assert not path.exists()
 
@@ -356,7 +352,7 @@ def test_a_worker_that_dies_is_told_with_what_to_do(path):
         return index
 
     with pytest.raises(RuntimeError, match="DataLoader worker") as raised:
-        build(Made(sample, SIZE), path, num_workers=1, rows=4)
+        built(Made(sample, SIZE), path, num_workers=1, rows=4)
     notes = "\n".join(raised.value.__notes__)
     assert "num_workers=0 (--workers) shows where" in notes
     assert "samples are kept" in notes
@@ -369,8 +365,8 @@ def test_a_worker_that_dies_as_all_of_them_end(path):
             multiprocessing.util.Finalize(None, *kill, exitpriority=100)
 
     with suppress(RuntimeError):  # torch's, that it died; or it dies unseen
-        build(Numbered(SIZE), path, num_workers=2, rows=4, worker_init_fn=init)
-    assert len(build(Numbered(SIZE), path)) == SIZE
+        built(Numbered(SIZE), path, num_workers=2, rows=4, worker_init_fn=init)
+    assert len(built(Numbered(SIZE), path)) == SIZE
 
 
 # Random samples
@@ -378,10 +374,10 @@ def test_a_worker_that_dies_as_all_of_them_end(path):
 
 def test_a_part_of_something_else_is_made_again(path, tmp_path):
     dataset, other = interrupted(path), tmp_path / "other.h5"
-    build(Made(lambda index: "other", SIZE), other, rows=4, single_file=False)
+    built(Made(lambda index: "other", SIZE), other, rows=4, single_file=False)
     part = other.with_suffix(".parts") / "00020.h5"
     part.rename(path.with_suffix(".parts") / part.name)
-    assert all(sample != "other" for sample in build(dataset, path, rows=4))
+    assert all(sample != "other" for sample in built(dataset, path, rows=4))
 
 
 def test_what_no_seed_fixes(path):
@@ -389,11 +385,11 @@ def test_what_no_seed_fixes(path):
     before = generator.get_state()
     for sample in (lambda index: torch.rand(2, generator=generator), lambda index: os.urandom(8)):
         with pytest.raises(CacheError, match="Made is random"):
-            build(Made(sample, SIZE, generator=generator), path)
+            built(Made(sample, SIZE, generator=generator), path)
     assert torch.equal(generator.get_state(), before)
-    first = build(Made(sample, SIZE), path, allow_random=True)
+    first = built(Made(sample, SIZE), path, allow_random=True)
     assert first.index.fingerprint["sample 0"] == "random"
-    assert build(Made(sample, SIZE), path, allow_random=True)[5] == first[5]
+    assert built(Made(sample, SIZE), path, allow_random=True)[5] == first[5]
 
 
 # Options, estimates, progress
@@ -415,7 +411,7 @@ def test_what_no_seed_fixes(path):
 )  # fmt: skip
 def test_options_that_cannot_be(dataset, options, rule, path):
     with pytest.raises(OptionError, match=rule):
-        build(dataset, path, **options)
+        built(dataset, path, **options)
     assert left(path.parent) == []
 
 
@@ -436,7 +432,7 @@ def test_an_estimate_says_what_it_will_take(path):
     assert single.disk_needed == 2 * single.bytes
     rule = r"samples will take about 9\d\d.\d TiB.* more are needed and .* are free in"
     with pytest.raises(CacheError, match=rule):
-        build(large(10**9), path)
+        built(large(10**9), path)
     assert left(path.parent) == []
 
 
@@ -444,7 +440,7 @@ def test_more_parts_than_a_cache_may_have_are_refused_before_they_are_made(path)
     dataset = Numbered(70_000, log=path.with_name("log"))
     rule = r"rows=1: 70000 samples would be in more than 65536 parts, .*; give 2 or more"
     with pytest.raises(CacheError, match=rule):
-        build(dataset, path, rows=1)
+        built(dataset, path, rows=1)
     assert len(dataset.reads()) < 100
     assert not path.with_suffix(".parts").exists()
 
@@ -454,7 +450,7 @@ def test_parts_become_one_file_by_what_they_take_and_not_by_the_estimate(path):
     """Rows of many sizes: about 113 MiB by those that are looked at, of 128, and 131 in fact."""
     told = []
     dataset = Made(lambda i: np.zeros(np.random.default_rng(i).integers(1, 2 << 20), np.uint8), 125)
-    cached = build(dataset, path, announce=told.append)
+    cached = built(dataset, path, announce=told.append)
     assert told[0].bytes < 128 << 20 < cached.index.all_bytes
     assert told[0].disk_needed == 2 * told[0].bytes
     assert cached.shards
@@ -472,7 +468,7 @@ def test_the_estimate_is_what_compressed_columns_take(compress, kind, path):
         return np.kron(values.integers(0, 9, (32, 32), np.uint8), np.ones((4, 4), np.uint8))
 
     told = []
-    build(Made(sample, 600), path, compress=compress, announce=told.append, single_file=False)
+    built(Made(sample, 600), path, compress=compress, announce=told.append, single_file=False)
     assert 0.95 < told[0].disk_needed / path.stat().st_size < 1.05
 
 
@@ -488,7 +484,7 @@ def test_the_disk_takes_what_the_estimate_says_and_what_is_finished_is_not_read(
 
     dataset = Made(lambda n: np.full(50_000 + (n == 100), n % 100, np.uint8), 120, failing={1})
     options = {"rows": 40, "single_file": single_file, "announce": told.append}
-    build(dataset, path, on_error="skip", progress=look, **options)
+    built(dataset, path, on_error="skip", progress=look, **options)
     assert 0.95 < peak / told[-1].disk_needed < 1.05
     if not single_file:
         path.unlink()
@@ -499,7 +495,7 @@ def test_the_disk_takes_what_the_estimate_says_and_what_is_finished_is_not_read(
             return int(Path("/proc/self/io").read_text().split()[1])
 
         before = read()
-        build(dataset, path, on_error="skip", **options)
+        built(dataset, path, on_error="skip", **options)
         assert read() - before < 3 << 20, "of 6 MB: the indexes, and its own part"
 
 
@@ -508,7 +504,7 @@ def test_paths_that_cannot_be(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(CacheError, match=r"cannot be read \(Too many levels of symbolic"):
-        build(Numbered(), tmp_path / "loop")
+        built(Numbered(), tmp_path / "loop")
     for make in (precompute, estimate):
         with pytest.raises(CacheError, match=r"missing is not a folder.*create it"):
             make(Numbered(), tmp_path / "missing" / "a.h5")
@@ -524,7 +520,7 @@ def test_paths_that_cannot_be(tmp_path):
     (tmp_path / "b.parts").write_bytes(b"")
     for name in ("a.h5", "b.h5"):
         with pytest.raises(CacheError, match="would hold the parts, and is a link or a file"):
-            build(Numbered(), tmp_path / name)
+            built(Numbered(), tmp_path / name)
 
 
 def test_a_pipe_that_has_the_name_of_a_file_of_a_build_is_waited_for_by_no_build(path):
@@ -535,9 +531,9 @@ def test_a_pipe_that_has_the_name_of_a_file_of_a_build_is_waited_for_by_no_build
     for kind in (stat.S_IFIFO, stat.S_IFSOCK):
         os.mknod(folder / "build.json", kind | 0o600)
         with pytest.raises(CacheError, match=r"build\.json is no plain file; delete it"):
-            build(dataset, path)
+            built(dataset, path)
         (folder / "build.json").unlink()
-    assert len(build(dataset, path)) == SIZE
+    assert len(built(dataset, path)) == SIZE
 
 
 @pytest.mark.parametrize("rows", [10, SIZE])
@@ -551,15 +547,15 @@ def test_a_folder_in_which_the_finished_file_cannot_be(path, monkeypatch, rows):
         closed.setattr(os, "rename", rename)
         said = f"writing in {path.parent} failed: Permission denied; .*kept: start it again"
         with pytest.raises(CacheError, match=said):
-            build(Numbered(SIZE), path, rows=rows)
-    assert len(build(Numbered(SIZE), path)) == SIZE
+            built(Numbered(SIZE), path, rows=rows)
+    assert len(built(Numbered(SIZE), path)) == SIZE
 
 
 def test_a_folder_with_the_name_of_a_part_stays(path):
     folder = path.with_suffix(".parts") / "00005.h5"
     folder.mkdir(parents=True)
     for options in ({"rows": 10}, {"rows": 5, "overwrite": True}):
-        assert len(build(Numbered(SIZE), path, **options)) == SIZE
+        assert len(built(Numbered(SIZE), path, **options)) == SIZE
         assert list(folder.parent.iterdir()) == [folder]
 
 
@@ -567,7 +563,7 @@ def test_caches_whose_names_differ_by_h5_share_neither_parts_nor_unfinished_file
     others = path.with_name(f".{path.name}.12345678.tmp")  # what another process would write now
     sizes = {path: SIZE, path.with_suffix(""): SIZE - 1, path.with_name("a..h5"): SIZE - 2}
     for each, size in sizes.items():
-        build(Numbered(size), each, rows=10, single_file=False)
+        built(Numbered(size), each, rows=10, single_file=False)
         others.touch()
     for each, size in sizes.items():
         assert_same(list(CachedDataset(each)), [Numbered()[row] for row in range(size)])
@@ -585,7 +581,7 @@ def test_progress_rises_to_the_end_and_what_it_raises_ends_the_build(path):
     dataset = Numbered(SIZE, log=path.with_name("log"))
     ends = range(10)  # as the parts begin to be copied
     with pytest.raises(LookupError, match="enough"):
-        build(dataset, path, num_workers=2, rows=5, progress=look)
+        built(dataset, path, num_workers=2, rows=5, progress=look)
     assert [one.samples_done for one in seen[:9]] == [0, 5, 10, 15, 20, 25, 30, 35, 40]
     assert [one.phase for one in seen] == ["compute"] * 9 + ["assemble"]
     assert (seen[0].samples_per_second, seen[8].seconds_left) == (None, 0)
@@ -595,7 +591,7 @@ def test_progress_rises_to_the_end_and_what_it_raises_ends_the_build(path):
     assert kept(path) == list(range(0, 40, 5))
     dataset.log.write_text("")
     ends = ()
-    build(dataset, path, num_workers=2, progress=look)
+    built(dataset, path, num_workers=2, progress=look)
     assert set(dataset.reads()) < ALL
     assert seen[-1].bytes_done == seen[-1].bytes_expected > 0
     assert not any(one.waiting for one in seen)
@@ -620,13 +616,13 @@ def test_an_error_ends_other_parts_half_way(path):
         return index
 
     with pytest.raises(ValueError, match="enough"):
-        build(Made(sample, SIZE), path, num_workers=2, rows=20)
+        built(Made(sample, SIZE), path, num_workers=2, rows=20)
 
 
 def test_who_does_not_wait_for_another_builder(path):
     rule = r"being built by .* \(wait"
     with FileLock(path.with_name(".a.h5.lock")), pytest.raises(CacheError, match=rule):
-        build(Numbered(), path, wait=False)
+        built(Numbered(), path, wait=False)
     seen = []
 
     def look(progress):
@@ -634,7 +630,7 @@ def test_who_does_not_wait_for_another_builder(path):
         lock.release()
 
     with FileLock(path.with_name(".a.h5.lock"), thread_local=False) as lock:
-        build(Numbered(), path, progress=look)
+        built(Numbered(), path, progress=look)
     assert (seen[0].waiting, seen[0].samples, seen[1].samples) == (True, 0, 41)  # it has not said
 
 
@@ -645,7 +641,7 @@ def test_who_waits_for_a_build_of_something_else_does_not_go_on_with_it(path):
     with FileLock(path.with_name(".a.h5.lock"), thread_local=False) as lock:
         rule = "holds an unfinished build of something else; the contents of sample 0"
         with pytest.raises(CacheError, match=rule):
-            build(Numbered(SIZE, shift=1), path, progress=lambda progress: lock.release())
+            built(Numbered(SIZE, shift=1), path, progress=lambda progress: lock.release())
     assert kept(path) == before == [0, 4, 8, 12, 16]
 
 
@@ -653,7 +649,7 @@ def test_two_threads_build_once(path):
     dataset = Numbered(SIZE, log=path.with_name("log"))
     ready = threading.Barrier(2)
     with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(lambda _: (ready.wait(), build(dataset, path))[1], range(2))
+        one, other = pool.map(lambda _: (ready.wait(), built(dataset, path))[1], range(2))
     assert len(one) == len(other) == SIZE
     assert one.identity == other.identity
     assert any(dataset.reads().count(index) == 1 for index in ALL)
@@ -667,7 +663,7 @@ def test_memory_is_bounded(path):
     def is_built():
         limit = psutil.Process().memory_info().data + 200 * 2**20
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        cached = build(large, path, rows=400)
+        cached = built(large, path, rows=400)
         return len(cached) == 400 and torch.equal(cached[399], large[399])
 
     assert is_true_in_a_fork(is_built)
@@ -682,10 +678,10 @@ def test_a_disk_that_is_full_loses_nothing(num_workers, path):
         for most, finished in ((100_000, r"\d+"), (300_000, "60")):
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
             with pytest.raises(CacheError, match=r"File too large.*make room") as caught:
-                build(dataset, path, rows=4, num_workers=num_workers)
+                built(dataset, path, rows=4, num_workers=num_workers)
             kept = rf"{finished} of 60 samples are kept in .*a\.parts; start it again"
             assert re.search(kept, "\n".join(caught.value.__notes__))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert_same(list(build(dataset, path)), list(dataset))
+    assert_same(list(built(dataset, path)), list(dataset))
     assert (verify(path), left(path.parent)) == ([], ["a.h5"])

@@ -22,7 +22,7 @@ from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, Compressed, merge, precompute, verify
 from dataloaders.cache.format.codecs import Codec, Undecodable
 from dataloaders.errors import CacheError, OptionError
-from helpers.cached import build, spoil
+from helpers.cached import build, built, spoil
 from helpers.compare import assert_same, bits
 from helpers.datasets import Made
 from helpers.processes import takes_less_than
@@ -54,22 +54,15 @@ def rows_of(count):
     ]
 
 
-class Pictures(Made):
-    """Images that compress, of one size or of several."""
-
-    size, sizes = 60, ((40, 48),)
-
-    def image(self, index):
-        height, width = self.sizes[index % len(self.sizes)]
-        places = np.arange(height * width * 3).reshape(height, width, 3) // 50 + index * 31
-        return Image.fromarray((places % 251).astype(np.uint8))
-
-    def sample(self, index):
-        vector = torch.full((300,), index / 7)
-        return {"image": self.image(index), "vector": vector, "label": index}
+def picture(index, height=40, width=48):
+    """An image that compresses."""
+    places = np.arange(height * width * 3).reshape(height, width, 3) // 50 + index * 31
+    return Image.fromarray((places % 251).astype(np.uint8))
 
 
-pictures = Pictures()
+pictures = Made(
+    lambda n: {"image": picture(n), "vector": torch.full((300,), n / 7), "label": n}, 60
+)
 
 
 # The same samples, the same bits
@@ -151,8 +144,7 @@ def test_a_row_of_several_pieces(tmp_path, codec):
 @BOTH
 def test_the_file_and_how_it_was_compressed(tmp_path, codec):
     def make(name, compress, **options):
-        options = {"num_workers": 0, **options}
-        return precompute(pictures, tmp_path / name, compress=compress, **options)
+        return built(pictures, tmp_path / name, compress=compress, **options)
 
     one = make("a.h5", codec)
     two = make("b.h5", Compressed(codec), num_workers=2, rows=7)
@@ -189,7 +181,7 @@ def test_a_copy_of_a_file_that_says_what_no_build_does(path, tmp_path, says):
 
 
 def test_the_command_line(command):
-    precompute(pictures, "a.h5", compress="zstd", num_workers=0, rows=30, single_file=False)
+    built(pictures, "a.h5", compress="zstd", rows=30, single_file=False)
     shown = command("cache", "info", "a.h5").out
     assert re.search(r"image +image:RGB +uint8 +3 x 40 x 48 +\S+ KiB\n", shown), shown
     assert "built from compress: zstd, level 3" in shown
@@ -198,10 +190,11 @@ def test_the_command_line(command):
 # backend="h5"
 
 
-class Rows(Pictures):
+class Rows(Made):
     def sample(self, index):
+        image = self.transform(picture(index, *self.sizes[index % len(self.sizes)]))
         rest = {"flags": torch.arange(200) % (index + 2) == 0, "words": f"row {index} " * 20}
-        return {"image": self.transform(self.image(index)), **rest, "label": index}
+        return {"image": image, **rest, "label": index}
 
 
 @pytest.mark.parametrize(
@@ -215,8 +208,7 @@ class Rows(Pictures):
 def test_whole_batches_of_compressed_columns(path, codec, num_workers, sizes, single_file):
     chain = v2.Compose([v2.RandomCrop(32), v2.RandomHorizontalFlip(), v2.PILToTensor()])
     dataset = Rows(size=700, transform=chain, sizes=sizes)
-    made = {"rows": 100, "single_file": single_file, "num_workers": 0}
-    cached = precompute(dataset, path, compress=codec, **made)
+    cached = built(dataset, path, compress=codec, rows=100, single_file=single_file)
     packed = [column.packing is not None for column in cached.columns]
     assert packed == [True] * 3 + [False] or not single_file
     options = {"sampler": [5, 699, 5, 0, 333], "seed": 3, "num_workers": num_workers}

@@ -8,32 +8,16 @@ import torch
 import torchvision.transforms as v1
 from PIL import Image
 from torch import nn
-from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, StackDataset, Subset, random_split
 from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import v2
 
-from dataloaders.cache import precompute
 from dataloaders.errors import CacheError
-from helpers.cached import Point, assert_all_equal, seeded
+from helpers.cached import Point, assert_all_equal, built, seeded
 from helpers.compare import assert_same
-from helpers.datasets import Made
-from helpers.photos import write_folder
+from helpers.datasets import SIZE, Made, MapDataset
+from helpers.photos import folder
 from helpers.pictures import exif, smooth
-
-SIZE = 6
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    return write_folder(tmp_path_factory.mktemp("photos"), SIZE, "PNG")
-
-
-@pytest.fixture
-def build(tmp_path):
-    def build(dataset, **options):
-        return precompute(dataset, tmp_path / "a.h5", **{"num_workers": 0, **options})
-
-    return build
 
 
 def small(image):
@@ -97,19 +81,19 @@ def names(lines):
 
 @pytest.mark.parametrize("lib", [v1, v2], ids=["v1", "v2"])
 @pytest.mark.parametrize("name", CHAINS)
-def test_rows_and_tail_are_the_dataset(name, lib, photos, build):
+def test_rows_and_tail_are_the_dataset(name, lib, path):
     make, head, tail = CHAINS[name]
-    dataset = ImageFolder(photos, lib.Compose(make(lib)))
-    cached = build(dataset)
+    dataset = folder(lib.Compose(make(lib)))
+    cached = built(dataset, path)
     assert (names(cached.index.head), names(cached.index.tail)) == (head, tail)
     assert_all_equal(pickle.loads(pickle.dumps(cached)), dataset)
 
 
-def test_uint8_stays_uint8_and_the_users_dataset_as_it_is(photos, build):
+def test_uint8_stays_uint8_and_the_users_dataset_as_it_is(path):
     members = [v1.Resize((20, 20)), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.2] * 3)]
-    dataset = ImageFolder(photos, v1.Compose(list(members)))
+    dataset = folder(v1.Compose(list(members)))
     before = dict(vars(dataset))
-    cached = build(dataset)
+    cached = built(dataset, path)
     assert (cached.column("0").shape, cached.column("0").dtype) == ((SIZE, 3, 20, 20), np.uint8)
     assert cached[0][0].dtype is torch.float32
     assert vars(dataset) == before
@@ -123,16 +107,13 @@ def train():
 TRAIN = train()
 
 
-class Wrapped(Dataset):
+class Wrapped(MapDataset):
     """A user's own: what a function makes of what another one gives."""
 
     def __init__(self, inner, change):
-        self.inner, self.change = inner, change
+        super().__init__(None, len(inner), inner=inner, change=change)
 
-    def __len__(self):
-        return len(self.inner)
-
-    def __getitem__(self, index):
+    def sample(self, index):
         return self.change(index, *self.inner[index])
 
 
@@ -153,7 +134,7 @@ class ByName(Wrapped):
         super().__init__(inner, change)
         self.of, self.data = {"train": TRAIN}, [[[train()]], [train()] * 65]
 
-    def __getitem__(self, index):
+    def sample(self, index):
         image, label = self.inner[index]
         return self.of["train"](image), label
 
@@ -162,7 +143,7 @@ HOLDERS = {
     "a dict in one of many": lambda folder: Subset(
         ConcatDataset([ByName(folder(None), None)] * 70), [0, 419]
     ),
-    "random_split": lambda folder: random_split(folder(TRAIN), [4, 2])[0],
+    "random_split": lambda folder: random_split(folder(TRAIN), [4, 7])[0],
     "Subset of ConcatDataset of equal chains": lambda folder: Subset(
         ConcatDataset([folder(TRAIN), folder(train())]), [0, 7, 11]
     ),
@@ -181,9 +162,9 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize("name", HOLDERS)
-def test_wherever_the_dataset_is_held(name, photos, build):
-    dataset = HOLDERS[name](lambda chain: ImageFolder(photos, chain))
-    cached = build(dataset)
+def test_wherever_the_dataset_is_held(name, path):
+    dataset = HOLDERS[name](folder)
+    cached = built(dataset, path)
     cached.namedtuples = {("Point", ("x", "y")): Point}
     assert any("RandomCrop" in line for line in cached.index.tail) or "views" in name
     assert_all_equal(cached, dataset)
@@ -192,7 +173,7 @@ def test_wherever_the_dataset_is_held(name, photos, build):
         assert np.asarray(one).tobytes() != np.asarray(other).tobytes()
 
 
-def test_the_target_has_a_transform_too(photos, build):
+def test_the_target_has_a_transform_too(path):
     class Targets(ImageFolder):
         """Its target is an image."""
 
@@ -201,27 +182,29 @@ def test_the_target_has_a_transform_too(photos, build):
             return self.transform(image), self.target_transform(image)
 
     image = v1.Compose([v1.Resize(20), v1.RandomCrop(8)])
-    dataset = Targets(photos, image, v1.Compose([v1.Resize(12), v1.RandomCrop(6), v1.ToTensor()]))
-    cached = build(dataset)
+    dataset = Targets(
+        folder().root, image, v1.Compose([v1.Resize(12), v1.RandomCrop(6), v1.ToTensor()])
+    )
+    cached = built(dataset, path)
     assert len(cached.tails) == 2
     assert cached.index.head[0].startswith("dataset.transform: Resize(size=20, interpolation=bili")
     assert_all_equal(cached, dataset)
 
 
-def test_a_transform_that_was_replaced_is_the_only_one(photos, build):
+def test_a_transform_that_was_replaced_is_the_only_one(path):
     """What ImageFolder was made with stays in its ``transforms``, which it does not apply."""
     before, other_tail, other_head = (
         v1.Compose([v1.Resize((side, side)), crop, v1.ToTensor()])
         for side, crop in ((20, v1.RandomCrop(9)), (20, v1.RandomCrop(7)), (18, v1.RandomCrop(7)))
     )
-    dataset = ImageFolder(photos, before)
-    build(dataset)
+    dataset = folder(before)
+    built(dataset, path)
     dataset.transform = other_tail
-    assert_all_equal(build(dataset), dataset)
-    assert_all_equal(build(ImageFolder(photos, other_tail), check="contents"), dataset)
+    assert_all_equal(built(dataset, path), dataset)
+    assert_all_equal(built(folder(other_tail), path, check="contents"), dataset)
     dataset.transform = other_head
     with pytest.raises(CacheError, match="head"):
-        build(dataset)
+        built(dataset, path)
 
     class Stale(ImageFolder):
         """Applies what it was made with."""
@@ -229,9 +212,9 @@ def test_a_transform_that_was_replaced_is_the_only_one(photos, build):
         def __getitem__(self, index):
             return self.transforms(self.loader(self.samples[index][0]), index)
 
-    stale = Stale(photos, before)
+    stale = Stale(folder().root, before)
     stale.transform = v1.CenterCrop(5)
-    assert_all_equal(build(stale, overwrite=True), stale)
+    assert_all_equal(built(stale, path, overwrite=True), stale)
 
 
 # What cannot be cut is kept whole, and must then be the same each time
@@ -255,7 +238,7 @@ def reworked(index, image, label):
 class Seeded(Wrapped):
     """Its samples' crops are a function of the index."""
 
-    def __getitem__(self, index):
+    def sample(self, index):
         torch.manual_seed(index)
         return self.inner[index]
 
@@ -283,17 +266,17 @@ class Texts(Made):
         return [self.transform("ab" * index), 3]
 
 
-def test_a_part_of_a_leaf_is_finished_live(build):
+def test_a_part_of_a_leaf_is_finished_live(path):
     repeated = v1.Compose([lambda text: text * int(torch.randint(1, 4, ()))])
     texts = Texts(size=SIZE, transform=repeated)
-    cached = build(texts)
+    cached = built(texts, path)
     assert cached.index.tail
     assert_all_equal(cached, texts)
 
 
-def test_joint_transforms_are_kept_whole(build):
+def test_joint_transforms_are_kept_whole(path):
     dataset = Joint(transforms=v2.Compose([v2.Resize(10), v2.ToImage()]))
-    cached = build(dataset)
+    cached = built(dataset, path)
     assert cached.index.head[0] == "Resize(size=[10], interpolation=bilinear, antialias=True)"
     assert cached.index.tail == ()
     assert_all_equal(cached, dataset)
@@ -301,45 +284,45 @@ def test_joint_transforms_are_kept_whole(build):
 
 CANNOT = {
     "joint": (
-        lambda photos: Joint(transforms=v2.Compose([v2.RandomCrop(8), v2.ToImage()])),
+        lambda: Joint(transforms=v2.Compose([v2.RandomCrop(8), v2.ToImage()])),
         "Joint draws random numbers: .*sample 0 read twice differs in the values of '0' .*the "
         "transform is called with 2 values",
     ),
     "reworked": (
-        lambda photos: Wrapped(ImageFolder(photos, TRAIN), reworked),
+        lambda: Wrapped(folder(TRAIN), reworked),
         "Wrapped draws random numbers: .*what the transform gives is nowhere in the sample",
     ),
     "different": (
-        lambda photos: Sometimes(photos, TRAIN),
+        lambda: Sometimes(folder().root, TRAIN),
         "nothing can stay live: (its transforms are not called|samples go through .*different)",
     ),
-    "closing": (lambda photos: Closing(photos, TRAIN), "Closing draws .*: Closing has a __del__"),
+    "closing": (lambda: Closing(folder().root, TRAIN), "Closing draws .*: Closing has a __del__"),
     "no chain": (
-        lambda photos: ImageFolder(photos, lambda image: TRAIN(image)),
+        lambda: folder(lambda image: TRAIN(image)),
         "ImageFolder draws random numbers: .*it holds no torchvision transform that could be cut",
     ),
     "seeded": (
-        lambda photos: Seeded(ImageFolder(photos, TRAIN), None),
+        lambda: Seeded(folder(TRAIN), None),
         r"Seeded draws .* seeded, the generator of torch, and .*",
     ),
 }
 
 
 @pytest.mark.parametrize("name", CANNOT)
-def test_what_cannot_be_cut_and_is_random_is_refused(name, photos, build, tmp_path):
+def test_what_cannot_be_cut_and_is_random_is_refused(name, path, tmp_path):
     make, message = CANNOT[name]
-    dataset = make(photos)
+    dataset = make()
     with pytest.raises(CacheError, match=f"{message}.*allow_random=True"):
-        build(dataset)
+        built(dataset, path)
     assert not (tmp_path / "a.h5").exists()
-    cached = build(dataset, allow_random=True)
+    cached = built(dataset, path, allow_random=True)
     assert cached.index.tail == ()
     assert_same(cached[1], cached[1])
     if name == "seeded":
         assert_all_equal(cached, dataset)
 
 
-def test_a_sample_that_differs_from_those_that_were_tried_is_an_error(build):
+def test_a_sample_that_differs_from_those_that_were_tried_is_an_error(path):
     """One of many samples is not what the transform gave."""
     inner = FakeData(90, (3, 8, 8), transform=v1.Compose([v1.Resize(8), v1.RandomCrop(6)]))
 
@@ -347,10 +330,10 @@ def test_a_sample_that_differs_from_those_that_were_tried_is_an_error(build):
         return (image.copy() if index == 47 else image), label
 
     with pytest.raises(CacheError, match=r"sample 47 cannot be kept: .*in another way"):
-        build(Wrapped(inner, change))
+        built(Wrapped(inner, change), path)
 
 
-def test_an_image_whose_exif_own_code_might_look_at_is_an_error(tmp_path, build):
+def test_an_image_whose_exif_own_code_might_look_at_is_an_error(tmp_path, path):
     (tmp_path / "photos" / "class0").mkdir(parents=True)
     for number in range(10):
         options = {"exif": exif()} if number == 2 else {}
@@ -359,9 +342,9 @@ def test_an_image_whose_exif_own_code_might_look_at_is_an_error(tmp_path, build)
     own = ImageFolder(tmp_path / "photos", v1.Compose([small, v1.ToTensor()]))
     message = r"sample 2 cannot be kept: .*EXIF orientation.* small at dataset.transform.transforms"
     with pytest.raises(CacheError, match=message):
-        build(own)
+        built(own, path)
     known = ImageFolder(tmp_path / "photos", v1.Compose([v1.RandomCrop(8), v1.ToTensor()]))
-    assert_all_equal(build(known), known)
+    assert_all_equal(built(known, path), known)
 
 
 def needs_floats(index, image, label):
@@ -369,10 +352,10 @@ def needs_floats(index, image, label):
     return image, label
 
 
-def test_the_second_way_to_cut_is_taken_where_the_first_does_not_hold(photos, build):
+def test_the_second_way_to_cut_is_taken_where_the_first_does_not_hold(path):
     chain = v1.Compose([v1.Resize((20, 20)), v1.ToTensor(), v1.RandomErasing(1.0)])
-    dataset = Wrapped(ImageFolder(photos, chain), needs_floats)
-    cached = build(dataset)
+    dataset = Wrapped(folder(chain), needs_floats)
+    cached = built(dataset, path)
     assert cached.column("0").dtype == np.float32
     assert (len(cached.index.head), len(cached.index.tail)) == (2, 1)
     assert_all_equal(cached, dataset)

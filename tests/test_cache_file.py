@@ -1,16 +1,19 @@
-"""The file: plain HDF5 for everybody else, the same to the bit for the same rows."""
+"""The file: plain HDF5 for everybody else, the same bytes for the same rows, every damage found."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import torch
 
-from dataloaders.cache import CachedDataset, precompute, verify
+from dataloaders.cache import CachedDataset, merge, verify
 from dataloaders.errors import CacheError
-from helpers.cached import build, mixed
+from helpers.cached import build, built, mixed, spoil
 from helpers.compare import bits
+from helpers.hostile import BLOCK, HEADER
 from helpers.processes import run_script
 
 
@@ -53,7 +56,7 @@ def test_h5py_reads_the_same_values(path):
 
 def test_names_are_declared_as_the_utf8_that_they_are(tmp_path):
     samples = [{"größe": row, "é": {"ü": np.arange(row)}} for row in range(2)]
-    cached = precompute(samples, tmp_path / "a.h5", rows=1, single_file=False, num_workers=0)
+    cached = built(samples, tmp_path / "a.h5", rows=1, single_file=False)
     for path in (cached.path, *cached.shards):
         with h5py.File(path) as file:
             names = []
@@ -141,3 +144,109 @@ def test_without_h5py_reading_works_and_building_says_what_to_do(tmp_path):
     assert done.stdout.startswith("3 []\n")
     assert "a.h5 is whole\n0 0\nMissingDependency building a cache needs h5py" in done.stdout
     assert "gpu-dataloaders[h5]" in done.stdout
+
+
+# Files of format version 3 are read as ever: single, compressed, and joined from shards
+
+
+FILES = Path(__file__).parent / "data" / "cache_v3"
+
+
+def row(index):
+    return {
+        "image": np.full((2, 3, index % 2 + 1), index, np.uint8),
+        "label": index,
+        "name": None if index == 4 else "ab" * index,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "sample"),
+    [("one.h5", row), ("zstd.h5", lambda index: f"abc{index}" * 6000), ("joined.h5", row)],
+)
+def test_rows_and_checksums(name, sample):
+    cached = CachedDataset(FILES / name)
+    assert bits(list(cached)) == bits(list(map(sample, range(6))))
+    assert verify(FILES / name) == []
+
+
+def test_a_joined_file_has_its_shards_beside_it(tmp_path):
+    for file in FILES.glob("joined*"):
+        shutil.copy(file, tmp_path)
+    cached = CachedDataset(tmp_path / "joined.h5")
+    assert [shard.name for shard in cached.shards] == [
+        f"joined.0000{n}-of-00002.h5" for n in (0, 1)
+    ]
+    merge(tmp_path / "joined.h5", tmp_path / "one.h5")
+    assert bits(list(CachedDataset(tmp_path / "one.h5"))) == bits(list(cached))
+    cached.shards[1].unlink()
+    with pytest.raises(CacheError, match=r"joined\.00001-of-00002\.h5 of the cache .* is missing"):
+        CachedDataset(tmp_path / "joined.h5")
+
+
+# Every flipped bit is found, wherever it is, and what it hit is named
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A file of a few blocks, with every sort of column, and failed samples."""
+    path = tmp_path_factory.mktemp("whole") / "a.h5"
+    samples = [{**sample, "large": np.full(20_000, row, np.uint8)}
+               for row, sample in enumerate(mixed(16))]  # fmt: skip
+    index = build(path, samples, failed=[(3, "broken")], fingerprint={"a": "b"}, head=["c"])
+    return path.read_bytes(), index
+
+
+def flipped(path, whole, offset, bit):
+    spoil(path, offset, bytes([whole[offset] ^ 1 << bit]), whole)
+    return verify(path)
+
+
+def test_what_a_flipped_bit_hits_is_named(tmp_path, whole):
+    data, index = whole
+    assert index.failed is not None
+    places = [
+        ("the index:", HEADER // 2),
+        ("the zeros after the index", index.user_block - 1),
+        ("HDF5's own records", index.user_block),
+        ("the table of checksums", index.checksums.values.offset),
+        *(("list of failed", extent.offset) for extent in vars(index.failed).values()),
+    ]
+    for column in index.columns:
+        for part, _, extent in column.parts():
+            if extent.size:
+                name = f"column {column.name!r}" + ("" if part == "values" else f" ({part})")
+                places.append((name, extent.offset))
+    assert len(places) > 20
+    for name, offset in places:
+        damages = flipped(tmp_path / "a.h5", data, offset, offset % 8)
+        hit = [each for each in damages if each.offset <= offset < each.offset + each.bytes]
+        assert any(name in damage.what for damage in hit), (offset, name, damages)
+        assert all(damage.bytes <= max(BLOCK, index.user_block) for damage in hit)
+
+
+def test_every_bit_of_the_header_counts(tmp_path, whole):
+    for offset in range(HEADER):
+        for bit in range(8):
+            (damage,) = flipped(tmp_path / "a.h5", whole[0], offset, bit)
+            assert damage.what.startswith("the index: ")
+
+
+def test_several_damages_in_the_order_of_the_file(path, tmp_path):
+    index = build(path, [np.full(BLOCK, row % 250, np.uint8) for row in range(300)])
+    data, seen = path.read_bytes(), []
+    assert verify(str(path), lambda done, of: seen.append((done, of))) == []
+    size = len(data) - index.user_block
+    assert seen == [(256 * BLOCK, size), (size, size)]
+    spoil(path, index.user_block - 1)
+    one, other = index.user_block + 2 * BLOCK, index.user_block + 5 * BLOCK
+    spoil(path, one, data[other : other + BLOCK])  # swapped
+    spoil(path, other, data[one : one + BLOCK])
+    damages = verify(path)
+    assert [damage.offset for damage in damages][1:] == [one, other]
+    assert "zeros" in damages[0].what
+    assert "column 'sample'" in damages[1].what
+    with pytest.raises(CacheError, match="there is no cache at"):
+        verify(tmp_path / "b.h5")
+    (damage,) = verify(Path(__file__))
+    assert "is no cache: it does not begin with" in damage.what

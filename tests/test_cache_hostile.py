@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from dataloaders.cache import CachedDataset, Compressed, precompute, verify
+from dataloaders.cache import CachedDataset, Compressed, verify
 from dataloaders.cache.format.block import block_for
 from dataloaders.errors import CacheError
-from helpers.cached import build, mixed, spoil
+from helpers.cached import build, built, mixed, spoil
 from helpers.datasets import Made
 from helpers.hostile import HEADER, Whole, said_of, seal
 from helpers.pictures import smooth
@@ -34,9 +34,8 @@ def folder(tmp_path_factory):
     row = {"image": np.zeros(3000, np.uint8), "text": "ab" * 100}
     build(folder / "zstd.h5", [row] * 400, compress=Compressed("zstd"))
     pictures = Made(lambda n: (smooth(n, 20 + n), np.arange(n), n), 3)
-    precompute(pictures, folder / "png.h5", images="png", num_workers=0)
-    options = {"num_workers": 0, "rows": 3, "single_file": False}
-    precompute(mixed(9), folder / "joined.h5", **options)
+    built(pictures, folder / "png.h5", images="png")
+    built(mixed(9), folder / "joined.h5", rows=3, single_file=False)
     return folder
 
 
@@ -337,7 +336,7 @@ def test_the_longest_index(read, whole):
 
 def test_shards_in_another_order_and_other_counts_and_names(tmp_path, read, wholes, folder):
     whole = wholes["joined"]
-    other = precompute(mixed(9), folder / "b.joined", num_workers=0, rows=3, single_file=False)
+    other = built(mixed(9), folder / "b.joined", rows=3, single_file=False)
     shard = {"name": "b.joined", "rows": 9, "samples": 9, "identity": other.identity}
     shard["file_bytes"] = other.index.file_bytes
     assert "b.joined is itself a joined cache" in read(whole.changed({"shards": [shard]}), "joined")

@@ -20,7 +20,7 @@ from torchvision.transforms.functional import InterpolationMode
 
 from backends.h5 import H5
 from dataloaders import DataLoader
-from dataloaders.cache import CachedDataset, Encoded, estimate, precompute, verify
+from dataloaders.cache import CachedDataset, Encoded, estimate, verify
 from dataloaders.cache.sample.encoding import encoded
 from dataloaders.cache.sample.leaf import fits, value_of
 from dataloaders.cache.sample.sample import split
@@ -29,6 +29,7 @@ from helpers.cached import (
     MODES,
     assert_all_equal,
     build_of_bytes,
+    built,
     images,
     kinds,
     seeded,
@@ -53,11 +54,6 @@ class Photos(Made):
     """A picture, a mask of two modes and a number, from memory."""
 
     size, mode, transform = SIZE, "RGB", None
-
-    def __init__(self, *members, **said):
-        super().__init__(**said)
-        if members:
-            self.transform = v2.Compose(list(members))
 
     def sample(self, index):
         image = smooth(index, 24 + index).convert(self.mode if index == 2 else "RGB")
@@ -92,10 +88,6 @@ class Masks(Made):
 @pytest.fixture
 def photos(tmp_path):
     return write_folder(tmp_path / "photos", SIZE)
-
-
-def make(dataset, path, images=None, **options):
-    return precompute(dataset, path, images=images, **{"num_workers": 0, **options})
 
 
 # One image
@@ -177,7 +169,7 @@ def test_ways_that_there_are_not(path):
             Encoded(*options)
     for choice in ("gif", 3, ["jpeg"], {"image": "packed"}, {"image": None}, {1: "png"}):
         with pytest.raises(OptionError, match="images="):
-            make(Photos(), path, choice)
+            built(Photos(), path, images=choice)
     assert not path.exists()
 
 
@@ -192,12 +184,12 @@ def test_ways_that_there_are_not(path):
     ],
 )  # fmt: skip
 def test_ways_in_words_and_what_the_file_has_counts_where_nothing_is_said(path, choices, text):
-    built = make(Photos(), path, choices[0])
-    assert built.index.fingerprint["images"] == text
+    first = built(Photos(), path, images=choices[0])
+    assert first.index.fingerprint["images"] == text
     for again in (None, *choices):
-        assert make(Photos(), path, again).identity == built.identity
+        assert built(Photos(), path, images=again).identity == first.identity
     with pytest.raises(CacheError, match=f"images: {text} when it was built, png now; build"):
-        make(Photos(), path, "png")
+        built(Photos(), path, images="png")
 
 
 # A whole cache
@@ -214,20 +206,20 @@ def test_ways_in_words_and_what_the_file_has_counts_where_nothing_is_said(path, 
 def test_a_lossless_cache_is_the_dataset_and_what_makes_tensors_stays_live(
     path, images, members, computed
 ):
-    dataset = Photos(*members)
-    cached = make(dataset, path, images)
+    dataset = Photos(transform=v2.Compose(members))
+    cached = built(dataset, path, images=images)
     kind = "encoded:PNG" if images == "png" else "image"
     assert kinds(cached)["mask"] == [f"{kind}:L", f"{kind}:1"]
     assert kinds(cached)["label"] == ["int"]
     assert (len(cached.index.head), len(cached.index.tail)) == (computed, len(members) - computed)
     assert_all_equal(pickle.loads(pickle.dumps(cached)), dataset)
-    assert_all_equal(make(dataset, path), dataset)
+    assert_all_equal(built(dataset, path), dataset)
     assert verify(path) == []
 
 
 def test_a_lossy_cache(path):
     how = {"image": Encoded("jpeg", quality=80, max_side=16), "mask": "png"}
-    cached = make(Photos(), path, how)
+    cached = built(Photos(), path, images=how)
     assert kinds(cached)["image"] == ["encoded:JPEG:RGB"]
     for row in range(SIZE):
         assert bits(cached[row]["mask"]) == bits(Photos()[row]["mask"])
@@ -240,7 +232,7 @@ def test_a_lossy_cache(path):
 
 @pytest.mark.parametrize("images", ["raw", {"0": "webp"}])
 def test_masks_with_a_palette_are_kept_as_png(path, images):
-    cached = make(Masks(), path, images)
+    cached = built(Masks(), path, images=images)
     assert kinds(cached)["1"] == ["encoded:PNG:P"]
     assert_all_equal(cached, Masks())
     assert verify(path) == []
@@ -253,14 +245,14 @@ def test_masks_with_a_palette_are_kept_as_png(path, images):
 
 
 def test_masks_with_a_palette_that_are_made_smaller_or_may_not_be_png(path):
-    cached = make(Masks(), path, Encoded("png", max_side=13))
+    cached = built(Masks(), path, images=Encoded("png", max_side=13))
     for row in range(SIZE):
         kept, whole = cached[row][1], Masks()[row][1]
         assert max(kept.size) == 13
         assert bits(kept) == bits(whole.resize(kept.size, Image.Resampling.NEAREST))
     text = r"column '1' is an image of mode 'P', 30 x 24 pixels, which jpeg cannot keep; png can"
     with pytest.raises(CacheError, match=rf"{text}\. Name the columns to encode and leave this"):
-        make(Masks(), path, "jpeg", overwrite=True)
+        built(Masks(), path, images="jpeg", overwrite=True)
 
 
 def indices(image):
@@ -281,7 +273,7 @@ def test_batches_of_masks_are_those_of_stock(path, workers, workers_end_fast):
     assert kinds(CachedDataset(path))["1"] == ["encoded:PNG:P"]
     dataset.colour = 7  # its palette is part of what a sample gives
     with pytest.raises(CacheError, match="the contents of sample 0, "):
-        make(dataset, path, check="contents")
+        built(dataset, path, check="contents")
 
 
 # Columns of files
@@ -292,11 +284,11 @@ def test_files_are_small_said_to_be_so_and_not_compressed_again(path, tmp_path):
     told, size = {}, {}
     for how in ("raw", "jpeg"):
         told[how] = estimate(large, tmp_path / how, images=how, num_workers=0).bytes
-        size[how] = make(large, tmp_path / how, how).path.stat().st_size
+        size[how] = built(large, tmp_path / how, images=how).path.stat().st_size
     assert size["jpeg"] < size["raw"] / 5
     assert told["jpeg"] < told["raw"] / 5
     assert told["jpeg"] <= size["jpeg"]
-    cached = make(large, path, "jpeg", compress="zstd")
+    cached = built(large, path, images="jpeg", compress="zstd")
     assert [column.packing is None for column in cached.columns] == [True, False]
 
 
@@ -304,17 +296,17 @@ def test_a_mode_that_cannot_be_kept_names_its_sample(path):
     dataset = Photos(mode="RGBA")
     text = "sample 2 cannot be kept: column 'image' is an image of mode 'RGBA'"
     with pytest.raises(CacheError, match=text):
-        make(dataset, path, {"image": "jpeg"})
-    cached = make(dataset, path, {"image": "jpeg"}, on_error="skip")
+        built(dataset, path, images={"image": "jpeg"})
+    cached = built(dataset, path, images={"image": "jpeg"}, on_error="skip")
     assert [number for number, _ in cached.failed] == [2]
     assert text in cached.failed[0][1]
-    assert len(make(dataset, path)) == SIZE - 1  # only opened: nothing is encoded
+    assert len(built(dataset, path)) == SIZE - 1  # only opened: nothing is encoded
 
 
 @pytest.mark.parametrize(
     ("dataset", "images", "text"),
     [
-        (Photos(v2.ToImage(), v2.CenterCrop(9)), {"image": "jpeg"},
+        (Photos(transform=v2.Compose([v2.ToImage(), v2.CenterCrop(9)])), {"image": "jpeg"},
          "there is no PIL image in 'image' of Photos"),
         (Photos(), {"picture": "jpeg"}, "'picture' of Photos .*, whose columns are 'image', 'ma"),
         (Photos(), {"label": "png"}, "there is no PIL image in 'label'"),
@@ -324,9 +316,9 @@ def test_a_mode_that_cannot_be_kept_names_its_sample(path):
 )  # fmt: skip
 def test_columns_that_hold_no_images(path, dataset, images, text):
     with pytest.raises(CacheError, match=text):
-        make(dataset, path, images)
+        built(dataset, path, images=images)
     assert not path.exists()
-    assert len(make(Photos(size=0), path, "jpeg")) == 0
+    assert len(built(Photos(size=0), path, images="jpeg")) == 0
 
 
 # Packed; the datasets that can be packed are those of test_cache_packed.py
@@ -335,7 +327,7 @@ def test_columns_that_hold_no_images(path, dataset, images, text):
 def test_packed_needs_the_files_no_longer(path, photos):
     chain = v2.Compose([v2.RGB(), v2.RandomCrop(9)])
     dataset = ImageFolder(photos, chain, lambda target: [target, "a"])
-    cached = make(dataset, path, "packed")
+    cached = built(dataset, path, images="packed")
     assert kinds(cached) == {"0": ["file:RGB"], "1": ["json"]}
     assert (cached.index.head, len(cached.index.tail)) == ((), 2)
     expected = [seeded(dataset, row) for row in range(SIZE)]
@@ -349,15 +341,15 @@ def test_packed_files_that_are_broken(path, photos):
     file = Path(dataset.samples[1][0])
     file.write_bytes(file.read_bytes()[:-90])
     with pytest.raises(CacheError, match=f"sample 1 cannot be kept: {file}: it cannot be de"):
-        make(dataset, path, "packed")
-    cached = make(dataset, path, "packed", on_error="skip")
+        built(dataset, path, images="packed")
+    cached = built(dataset, path, images="packed", on_error="skip")
     assert [number for number, _ in cached.failed] == [1]
     for file in photos.rglob("*.*"):
         file.write_bytes(EPS)
     with pytest.raises(CacheError, match=r"sample 0 cannot be kept: .* is no file of format BM"):
-        make(dataset, path, "packed", overwrite=True)
+        built(dataset, path, images="packed", overwrite=True)
     with pytest.raises(CacheError, match="no sample could be read"):
-        make(dataset, path, "packed", overwrite=True, on_error="skip")
+        built(dataset, path, images="packed", overwrite=True, on_error="skip")
 
 
 # A file that somebody made to do harm
@@ -414,7 +406,7 @@ def test_what_the_backend_says(path, photos, tmp_path):
 
     assert "with images as packed, built at" in plan(H5(path, images="packed"))
     assert "with images" not in plan(H5(path))
-    make(dataset, path, Encoded("jpeg", 70))
+    built(dataset, path, images=Encoded("jpeg", 70))
     assert f"rows of {path} with images as jpeg, quality 70\n" in plan(H5(path))
     packed = H5(tmp_path / "no.h5", images="packed")
     assert "cannot serve this loader: sample 0 cannot be kept" in plan(packed, Photos())

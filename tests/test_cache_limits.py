@@ -1,23 +1,28 @@
-"""What a row takes in memory stands in the index; what is larger is not unpacked, nor decoded."""
+"""How large rows and caches may be: no row takes more than the index or a limit allows."""
 
-import io
 import pickle
+import shutil
 import struct
+import tempfile
 import zlib
+from pathlib import Path
 
+import h5py
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
 
 from dataloaders.cache import CachedDataset, Encoded, join, precompute, verify
 from dataloaders.errors import CacheError
-from helpers.cached import build, build_of_bytes, spoil, stored_file
+from helpers.cached import build, build_of_bytes, built, spoil, stored_file
 from helpers.compare import bits
 from helpers.datasets import Made
 from helpers.hostile import Whole, say_less
 from helpers.pictures import saved, smooth
 from helpers.processes import takes_less_than
+from helpers.recorded import Photos
 
 LARGEST = max((30 + index) * (40 - index) for index in range(9))
 
@@ -28,13 +33,8 @@ def photo(index):
     return {"image": image, "rest": np.arange(index * 7), "one": index}
 
 
-def packed(make):
-    """Files that ``make`` gives, opened as a dataset opens them."""
-    return Made(lambda n: (Image.open(io.BytesIO(make(n))).convert("RGB"), n), 9, transform=None)
-
-
 PICTURES = Made(photo, 9)
-FILES = packed(lambda index: saved(photo(index)["image"], "JPEG"))
+FILES = Photos([saved(photo(index)["image"]) for index in range(9)], lambda image: image)
 # Rows of zeros, of several lengths, which take next to nothing when they are compressed.
 SPARSE = Made(lambda index: torch.zeros(100_000 * (index + 1)), 4)
 CASES = {
@@ -45,10 +45,6 @@ CASES = {
     "zstd": (SPARSE, {"compress": "zstd"}, 1_600_000),
     "text": (Made("ab".__mul__, 4), {}, 4 * 6),
 }
-
-
-def make(dataset, path, **options):
-    return precompute(dataset, path, **{"num_workers": 0, **options})
 
 
 def said(path):
@@ -63,26 +59,26 @@ def changed(path, number, **values):
 
 def test_what_the_index_says(tmp_path):
     options = {"num_workers": 2, "rows": 2}
-    raw = make(PICTURES, tmp_path / "raw.h5", **options)
+    raw = built(PICTURES, tmp_path / "raw.h5", **options)
     told = [("image", 3 * LARGEST, None), ("rest", 56, None), ("one", None, None)]
     assert said(raw.path) == told
-    png = make(PICTURES, tmp_path / "png.h5", images="png", **options)
+    png = built(PICTURES, tmp_path / "png.h5", images="png", **options)
     most = max(len(stored_file(png, 0, row)) for row in range(9))
     assert said(png.path)[0] == ("image", most, LARGEST)
-    assert said(make(FILES, tmp_path / "b.h5", images="packed", **options).path)[0][2] == LARGEST
-    small = make(PICTURES, tmp_path / "c.h5", images=Encoded("jpeg", max_side=10), **options)
+    assert said(built(FILES, tmp_path / "b.h5", images="packed", **options).path)[0][2] == LARGEST
+    small = built(PICTURES, tmp_path / "c.h5", images=Encoded("jpeg", max_side=10), **options)
     most = max(w * h for w, h in (sample["image"].size for sample in small))
     assert said(small.path)[0][2] == most <= 100
     build(tmp_path / "d.h5", [None, "a", "abc"])
     assert said(tmp_path / "d.h5") == [("sample", 3, None)]
     tiny = Made(lambda index: Image.new("L", (1, 1), index), 2)
-    assert said(make(tiny, tmp_path / "e.h5", images="png").path)[0][2] == 1
+    assert said(built(tiny, tmp_path / "e.h5", images="png").path)[0][2] == 1
 
 
 @pytest.mark.parametrize("name", ["png", "packed"])
 def test_an_image_of_more_pixels_is_not_decoded(path, name):
     dataset, options, _ = CASES[name]
-    make(dataset, path, **options)
+    built(dataset, path, **options)
     changed(path, 0, most_pixels=LARGEST - 1)
     cached = CachedDataset(path)
     largest = max(range(9), key=lambda index: (30 + index) * (40 - index))
@@ -94,7 +90,7 @@ def test_an_image_of_more_pixels_is_not_decoded(path, name):
 
 
 def test_a_compressed_row_that_is_larger_than_the_index_says(path):
-    entry = make(SPARSE, path, compress="zstd").columns[0]
+    entry = built(SPARSE, path, compress="zstd").columns[0]
     assert said(path) == [("sample", 400_000, None)]
     spoil(path, entry.offsets.offset, np.array([0, 0, 0, 0, 1_000_000], "<u8").tobytes())
     rule = "row 3: it has 1000000 values, and it may have 40000"
@@ -125,7 +121,7 @@ def test_a_tiff_file_whose_tiles_are_larger_than_all_images(path):
 @pytest.mark.parametrize("name", CASES)
 def test_files_that_do_not_say_and_a_limit_of_ones_own(path, name):
     dataset, options, most = CASES[name]
-    whole = make(dataset, path, **options)
+    whole = built(dataset, path, **options)
     before = bits(list(whole))
     if most is not None:
         limited = CachedDataset(path, largest=most)
@@ -135,7 +131,7 @@ def test_files_that_do_not_say_and_a_limit_of_ones_own(path, name):
         with pytest.raises(CacheError, match=message):
             CachedDataset(path, largest=most - 1)
     say_less(path)
-    assert bits(list(make(dataset, path))) == before
+    assert bits(list(built(dataset, path))) == before
     assert {each[1:] for each in said(path)} == {(None, None)}
     assert verify(path) == []
     if most is not None and name != "one shape":  # it does not say: each row is held to it
@@ -147,9 +143,9 @@ def test_files_that_do_not_say_and_a_limit_of_ones_own(path, name):
 
 
 def test_a_joined_file_says_the_most_of_its_shards(path, tmp_path):
-    whole = make(PICTURES, tmp_path / "whole.h5", images="png")
+    whole = built(PICTURES, tmp_path / "whole.h5", images="png")
     for rank in range(3):
-        make(PICTURES, path, shard=(rank, 3), wait=False, images="png")
+        built(PICTURES, path, shard=(rank, 3), wait=False, images="png")
     join(path)
     assert said(path) == said(whole.path)
     assert len(CachedDataset(path, largest=4 * LARGEST)[:]) == 9
@@ -163,6 +159,52 @@ def test_a_joined_file_says_the_most_of_its_shards(path, tmp_path):
 
 @pytest.mark.parametrize("value", [[[]] * 200_000, "\N{GRINNING FACE}" + "a" * 400_000])
 def test_a_limit_counts_what_objects_take_in_memory(path, value):
-    assert make([value], path).path.stat().st_size < 1 << 20
+    assert built([value], path).path.stat().st_size < 1 << 20
     with pytest.raises(CacheError, match=r"values that take .* in memory, and largest=1048576"):
         CachedDataset(path, largest=1 << 20)
+
+
+# Beyond what fits 32 bits: samples over 100 MB, more than 2 GiB of rows, a million rows
+
+
+@pytest.fixture
+def large_path(tmp_path):
+    """Of a cache: in memory where there is room, and gigabytes do not stay behind."""
+    shared = Path("/dev/shm")
+    room = shared.is_dir() and shutil.disk_usage(shared).free > 8 << 30
+    enough = psutil.virtual_memory().available > 12 << 30
+    with tempfile.TemporaryDirectory(dir=shared if room and enough else tmp_path) as folder:
+        yield Path(folder) / "large.h5"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)  # gigabytes, whatever the disk
+@pytest.mark.parametrize("one_shape", [True, False])
+def test_samples_of_100_megabytes_that_are_more_than_2_gib(large_path, one_shape):
+    def scan(index):  # all of one shape, or each longer than the one before
+        volume = torch.zeros(105 + (0 if one_shape else index), 1000, 1000, dtype=torch.uint8)
+        volume.view(-1)[[0, 12_345_678, -1]] = (
+            torch.tensor([1, 100, 200], dtype=torch.uint8) + index
+        )
+        return volume, index
+
+    cached = precompute(Made(scan, 21), large_path, num_workers=2, single_file=True)
+    assert large_path.stat().st_size > 1 << 31
+    for index in (0, 10, 20):  # the last lies behind 2 GiB
+        volume, number = cached[index]
+        assert number == index
+        assert torch.equal(volume, scan(index)[0])
+    assert verify(large_path) == []
+    with h5py.File(large_path) as file:
+        assert file["columns/0" if one_shape else "columns/0/values"].size > 1 << 31
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_a_million_rows(large_path):
+    million = Made(lambda index: (index, "x" * (index % 3)), 1_000_000)
+    cached = precompute(million, large_path, num_workers=2)
+    assert np.array_equal(cached.column("0"), np.arange(1_000_000))
+    rows = [*np.random.default_rng(0).integers(0, 1_000_000, 1000).tolist(), -1]
+    assert cached.__getitems__(rows) == [(row % 10**6, "x" * (row % 10**6 % 3)) for row in rows]
+    assert verify(large_path) == []

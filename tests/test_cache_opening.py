@@ -3,14 +3,13 @@
 import ast
 import multiprocessing
 import os
+import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
@@ -19,12 +18,15 @@ from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers import warm
-from helpers.datasets import Made
+from helpers.cached import built
+from helpers.datasets import Made, MapDataset
 from helpers.hostile import Whole
+from helpers.photos import Opened
+from helpers.pictures import noise
 from helpers.processes import run_script, takes_less_than
 
 
-class Pictures(Made):
+class Pictures(Opened):
     """Images by a chain of transforms; reading one raises while ``gone`` is there."""
 
     size, shift = 12, 0
@@ -32,19 +34,17 @@ class Pictures(Made):
     def __init__(self, folder, **options):
         floats = v2.ToImage(), v2.ToDtype(torch.float32, scale=True)
         chain = v2.Compose([v2.CenterCrop(8), v2.RandomHorizontalFlip(), *floats])
-        super().__init__(gone=folder / "gone", transform=chain, **options)
+        super().__init__(chain, gone=folder / "gone", **options)
 
-    def sample(self, index):
-        if self.gone.exists():
-            raise FileNotFoundError(f"image {index} was moved away")
-        values = np.random.default_rng(index + self.shift).integers(0, 256, (9, 9, 3), np.uint8)
-        return self.transform(Image.fromarray(values)), index
+    def picture(self, index):
+        assert not self.gone.exists(), f"image {index} was moved away"
+        return noise(9, 9, seed=index + self.shift)
 
 
 @pytest.fixture
 def path(tmp_path):
     """A finished cache whose raw images are gone."""
-    precompute(Pictures(tmp_path), tmp_path / "a.h5", num_workers=0)
+    built(Pictures(tmp_path), tmp_path / "a.h5")
     (tmp_path / "gone").touch()
     return tmp_path / "a.h5"
 
@@ -90,7 +90,7 @@ def test_another_version_is_a_warning_and_an_error_if_expected(tmp_path, cache_f
     path, dataset = tmp_path / "a.h5", Pictures(tmp_path)
     with monkeypatch.context() as newer:
         newer.syspath_prepend(installed.parent)
-        precompute(dataset, path, num_workers=0)
+        built(dataset, path)
         first_batch(dataset, "h5")
     with pytest.warns(CacheWarning, match=r"PIL: 999\.0 when it was built"):
         first_batch(dataset, "h5")  # the same file
@@ -131,7 +131,7 @@ def test_rows_of_what_only_has_another_text_are_read_if_that_is_accepted(path, t
 def test_another_subset_of_the_same_length_is_another_dataset(tmp_path):
     """As random_split gives it at the next start of a script."""
     path, dataset = tmp_path / "a.h5", Pictures(tmp_path)
-    precompute(Subset(dataset, [0, 1, 2]), path, num_workers=0)
+    built(Subset(dataset, [0, 1, 2]), path)
     for other in ([3, 4, 5], torch.arange(1, 4), np.array([0, 2, 1])):
         with pytest.raises(CacheError, match=r"something else: indices: \w+ when it was built"):
             first_batch(Subset(dataset, other), H5(path))
@@ -159,27 +159,24 @@ def test_options_that_torchvision_does_not_print_are_compared(tmp_path, before, 
     for each in (before, after):
         dataset.transform = v2.Compose([v1.ToTensor(), each, v2.CenterCrop(8)])
         if each is before:
-            precompute(dataset, tmp_path / "a.h5", num_workers=0)
+            built(dataset, tmp_path / "a.h5")
             assert len(precompute(dataset, tmp_path / "a.h5")) == 12
     with pytest.raises(CacheError, match=r"head: .* when it was built, .* now"):
         precompute(dataset, tmp_path / "a.h5")
 
 
-class Files(Dataset[Any]):
-    """Files of a folder; appends a line to ``read.log`` for each that is read."""
+class Files(MapDataset):
+    """Files of a folder, which holds the numbers of their names."""
+
+    log = Path("read.log")
 
     def __init__(self, folder, names="abcdefgh", add=0):
-        self.folder, self.names, self.add = folder, list(names), add
-        for number, name in enumerate(self.names):
+        super().__init__(None, len(names), folder=folder, names=list(names), add=add)
+        for number, name in enumerate(names):
             if not (folder / name).exists():
                 (folder / name).write_text(str(number))
 
-    def __len__(self):
-        return len(self.names)
-
-    def __getitem__(self, index):
-        with open("read.log", "a") as log:
-            print(os.getpid(), file=log)
+    def sample(self, index):
         return int((self.folder / self.names[index]).read_text()) + self.add
 
 
@@ -198,10 +195,9 @@ def opened_before(tmp_path, monkeypatch, cache_folder):
     folder.mkdir()
 
     def opened(dataset, **options):
-        Path("read.log").unlink(missing_ok=True)
+        Files.log.write_text("")
         (batch,) = DataLoader(dataset, batch_size=99, backend=H5(**options))
-        read = Path("read.log")
-        return batch.tolist(), len(read.read_text().split()) if read.exists() else 0
+        return batch.tolist(), len(Files.log.read_text().split())
 
     assert opened(Files(folder))[1] > 8
     return folder, opened
@@ -304,7 +300,7 @@ def test_a_script_without_a_main_guard_opens_it_under_forkserver(tmp_path, path)
 def test_a_file_that_is_cut_short_under_a_reader(tmp_path):
     path = tmp_path / "a.h5"
     fails = Made(lambda row: (np.arange(row % 2 + 4000), row), 30, failing={3})
-    cached = precompute(fails, path, num_workers=0, on_error="skip")
+    cached = built(fails, path, on_error="skip")
     whole = path.read_bytes()
     os.truncate(path, 4096)
     for read in (
@@ -331,9 +327,7 @@ def test_a_file_that_is_cut_short_under_a_reader(tmp_path):
         with pytest.raises(CacheError, match=r"b\.h5 was cut short while it was open"):
             cached[28]
         other.unlink(missing_ok=True)
-    cached = precompute(
-        list(range(9)), path, num_workers=0, rows=1, single_file=False, overwrite=True
-    )
+    cached = built(list(range(9)), path, rows=1, single_file=False, overwrite=True)
     assert [cached[row] for row in (0, 3)] == [0, 3]
     os.truncate(cached.shards[3], 4096)
     with pytest.raises(CacheError, match=rf"{cached.shards[3].name} was cut short while it was"):
@@ -356,3 +350,71 @@ def test_a_cache_may_have_more_parts_than_a_process_may_open_files(tmp_path):
         """,
     )
     assert done.stdout.split() == ["70", "2415", "[]", "2415"], done.stderr
+
+
+# Folders that this user may not look into, and users without a folder: said, with what to do
+
+
+AS_SOMEBODY_ELSE = """
+import importlib, os, pkgutil
+import h5py, torch, torchvision
+from torch.utils.data import Dataset
+import backends.h5, backends.stock, dataloaders
+for module in pkgutil.walk_packages(dataloaders.__path__, "dataloaders."):
+    if "cache" in module.name or "cli" in module.name or "learned" in module.name:
+        importlib.import_module(module.name)
+from dataloaders import DataLoader
+from dataloaders.cache import precompute
+from dataloaders.cli import main
+from dataloaders.errors import DataLoadersError
+
+class Numbers(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index): return torch.tensor(index)
+
+if os.getuid() == 0:  # who may look anywhere; what is root's own cannot be imported afterwards
+    list(torch.utils.data.DataLoader(Numbers(), 4, shuffle=True, num_workers=1))
+    os.setgroups([])
+    os.setgid(54321)
+    os.setuid(54321)
+
+def attempt(make):
+    try:
+        print(make())
+    except DataLoadersError as error:
+        print(error)
+
+def loaded(**options):
+    return sum(map(len, DataLoader(Numbers(), batch_size=4, **options)))
+
+closed = os.environ["CLOSED"]
+for path in (f"{closed}/a.h5", f"{closed}/deeper/a.h5"):
+    attempt(lambda: precompute(Numbers(), path, num_workers=0))
+print(main(["cache", "build", closed, "b.h5"]), main(["cache", "build", f"{closed}/x.py:x", "b"]))
+os.environ["DATALOADERS_CACHE"] = f"{closed}/cache"
+attempt(lambda: loaded(backend="h5"))
+print(loaded(num_workers="auto"))
+for name in ("HOME", "XDG_CACHE_HOME", "DATALOADERS_CACHE"):
+    os.environ.pop(name, None)
+attempt(lambda: loaded(backend="h5"))
+print(loaded(num_workers="auto"))
+"""
+
+
+def test_folders_that_may_not_be_looked_into_and_a_user_without_a_home(tmp_path):
+    with tempfile.TemporaryDirectory() as open_to_all:
+        closed = Path(open_to_all) / "closed"
+        Path(open_to_all).chmod(0o755)
+        closed.mkdir(mode=0)
+        done = run_script(tmp_path, AS_SOMEBODY_ELSE, env={"CLOSED": str(closed)})
+        closed.chmod(0o700)
+    rule = "cannot be read (Permission denied); give a path in a folder that you may read"
+    first, second, statuses, third, eight, *rest = done.stdout.splitlines()
+    assert first.startswith(f"{closed} {rule}")
+    assert second.startswith(f"{closed / 'deeper'} {rule}")
+    assert (statuses, eight, rest[1:]) == ("2 2", "8", ["8"])
+    assert "cannot be created or read (Permission denied)" in third
+    assert third.endswith('written to, or give H5("train.h5") as the backend')
+    if os.getuid() == 0:  # only root became a user that there is not
+        rule = "no folder for caches is known, since this user has no home; set DATALOADERS_CACHE"
+        assert rest[0].startswith(rule)

@@ -2,13 +2,14 @@
 
 import io
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.io import decode_image
 from torchvision.transforms import v2
@@ -17,12 +18,14 @@ from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError
-from helpers.cached import assert_all_equal, stored_file
+from helpers.cached import assert_all_equal, built, stored_file
+from helpers.datasets import MapDataset
 from helpers.photos import OF_TORCHVISION
 from helpers.pictures import image_files, saved, smooth
 
 SIZE = 5
 CHAIN = v2.Compose([v2.Resize(18), v2.RandomCrop(9), v2.RandomHorizontalFlip(), v2.ToImage()])
+pack = partial(built, images="packed")
 
 pytestmark = [
     # An image that is opened and not read to its end stays open.
@@ -32,17 +35,14 @@ pytestmark = [
 ]
 
 
-class Bytes(Dataset):
+class Bytes(MapDataset):
     """Samples that ``make(dataset, bytes, index)`` makes of files in memory."""
 
     def __init__(self, make, files=None, transform=CHAIN):
-        self.make, self.transform = make, transform
-        self.files = files or [saved(smooth(number), "JPEG") for number in range(SIZE)]
+        files = files or [saved(smooth(number), "JPEG") for number in range(SIZE)]
+        super().__init__(None, len(files), make=make, files=files, transform=transform)
 
-    def __len__(self):
-        return len(self.files)
-
-    def __getitem__(self, index):
+    def sample(self, index):
         return self.make(self, self.files[index], index)
 
 
@@ -81,10 +81,6 @@ def with_masks_and_numbers(self, file, index):
 
 def as_it_is(self, file, index):
     return self.transform(opened(file)), index
-
-
-def pack(dataset, path, **options):
-    return precompute(dataset, path, images="packed", **{"num_workers": 0, **options})
 
 
 def assert_packed(cached, dataset, files=()):

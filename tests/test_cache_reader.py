@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.transforms import v2
 
-from dataloaders.cache import CachedDataset, precompute
+from dataloaders.cache import CachedDataset
 from dataloaders.errors import CacheError
-from helpers.cached import Point, build, mixed
+from helpers import warm
+from helpers.cached import Point, build, built, mixed
 from helpers.compare import bits
+from helpers.datasets import Made
+from helpers.photos import Opened
 from helpers.processes import open_files, takes_less_than
 
 ROWS = 23
@@ -38,7 +43,7 @@ def either(request, path):
     if request.param == "one file":
         return CachedDataset(path)
     joined = path.with_name("joined.h5")
-    precompute(mixed(ROWS), joined, num_workers=0, rows=6, single_file=False)
+    built(mixed(ROWS), joined, rows=6, single_file=False)
     (path.parent / "elsewhere").mkdir()
     (path.parent / "elsewhere" / "link.h5").symlink_to(joined)
     return CachedDataset(path.parent / "elsewhere" / "link.h5")
@@ -203,3 +208,69 @@ def test_an_image_row_is_one_copy(tmp_path):
         with takes_less_than(len(rows) * size + 100_000):
             found = read()
         assert [np.unique(each).tolist() for each in found] == [[row] for row in rows]
+
+
+# Reading takes no lock and writes nothing: as on NFS without locks, and on read-only media
+
+
+ROOT = Path(__file__).resolve().parent.parent
+READ = f"""
+import os, sys
+sys.dont_write_bytecode = True
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+from pathlib import Path
+from test_cache_reader import pictures
+folder = Path(sys.argv[1])
+
+def note(event, args):
+    of_files = ("fcntl.", "os.", "shutil.", "tempfile.")
+    reads = ("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.putenv", "os.unsetenv")
+    writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    if event == "open" and args[2] & writes or event.startswith(of_files) and event not in reads:
+        print("forbidden:", event, args, file=sys.stderr, flush=True)
+        os._exit(9)
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+import PIL.Image
+from backends.h5 import H5
+from dataloaders import DataLoader
+from dataloaders.cache import CachedDataset, verify
+
+sys.addaudithook(note)
+for path in sorted(folder.glob("*.h5")):
+    cached = pickle.loads(pickle.dumps(CachedDataset(path)))
+    rows = [cached[row] for row in range(len(cached))]
+    assert len(rows) == len(cached[:]) == len(cached[::-1])
+    assert len(cached.__getitems__([2, 0, 1])) == 3
+    cached.will_read(0, len(cached))
+    cached.located(range(len(cached)))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(cached.__getitem__, range(4)))
+    assert cached.failed == [] and cached.row_bytes > 0
+    assert verify(path) == []
+    assert len(list(DataLoader(cached, batch_size=None))) == len(cached)
+    if path.name != "zstd.h5":
+        assert cached.classes == ["even", "odd"]
+        backend = H5(path, build="never")
+        assert len(list(DataLoader(pictures(), batch_size=3, seed=1, backend=backend))) == 4
+    print(path.name)
+assert "h5py" not in sys.modules
+"""
+
+
+def pictures():
+    """Images of one size, and what is random after them."""
+    steps = [v2.Resize((20, 24)), v2.RandomCrop(16), v2.RandomHorizontalFlip()]
+    floats = v2.ToImage(), v2.ToDtype(torch.float32, scale=True)
+    return Opened(v2.Compose([*steps, *floats]), size=12, classes=("even", "odd"))
+
+
+def test_rows_are_read_verified_and_made_batches(tmp_path):
+    joined = {"rows": 4, "single_file": False}
+    for name, options in (("raw", {}), ("png", {"images": "png"}), ("joined", joined)):
+        built(pictures(), tmp_path / f"{name}.h5", **options)
+    numbers = Made(lambda index: torch.arange(4000 + 100 * index) // (index + 1), 30)
+    built(numbers, tmp_path / "zstd.h5", compress="zstd")
+    done = warm.run(["-c", READ, tmp_path], timeout=100)
+    assert done.stdout.split() == sorted(path.name for path in tmp_path.glob("*.h5"))

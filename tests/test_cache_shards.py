@@ -1,5 +1,6 @@
 """Several ranks build one cache: each its shard, whatever dies and is started again."""
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import torch
 
 from dataloaders.cache import CachedDataset, join, precompute
 from dataloaders.errors import CacheError, OptionError
-from helpers.cached import spoil
+from helpers.cached import built, spoil
 from helpers.compare import assert_same
 from helpers.datasets import NUMBERED as SIZE
 from helpers.datasets import Made, Numbered
@@ -25,10 +26,10 @@ PARTS = ["00000.h5", "00010.h5", "00020.h5", "00030.h5"]
 
 
 def build(dataset, path, rank, of=4, **options):
-    return precompute(dataset, path, shard=(rank, of), **{"num_workers": 0, **options})
+    return built(dataset, path, shard=(rank, of), **options)
 
 
-def built(dataset, path, of=4, **options):
+def built_in_turn(dataset, path, of=4, **options):
     """The cache that ``of`` ranks build one after the other, the last of which joins."""
     for rank in range(of):
         cached = build(dataset, path, rank, of, wait=rank == of - 1, single_file=False, **options)
@@ -43,7 +44,7 @@ def names(folder):
 def expected(tmp_path_factory):
     """What four ranks build of `Numbered`, when nothing happens to them."""
     folder = tmp_path_factory.mktemp("expected")
-    built(Numbered(), folder / "a.h5")
+    built_in_turn(Numbered(), folder / "a.h5")
     return folder
 
 
@@ -57,7 +58,7 @@ def test_the_joined_cache_is_the_dataset(expected, tmp_path):
     cached = CachedDataset(expected / "a.h5")
     assert names(expected) == PARTS
     assert_same(list(cached), [Numbered()[row] for row in range(SIZE)])
-    one = precompute(Numbered(), tmp_path / "one.h5", num_workers=0)
+    one = built(Numbered(), tmp_path / "one.h5")
     assert cached.index.fingerprint == one.index.fingerprint
     shards = [CachedDataset(shard) for shard in cached.shards]
     assert [len(shard) for shard in shards] == [10, 10, 10, 11]
@@ -77,7 +78,7 @@ def test_who_comes_later_only_opens_it(expected, tmp_path):
     path = shutil.copytree(expected, tmp_path / "copy") / "a.h5"
     before = {each: each.stat().st_mtime_ns for each in path.parent.iterdir()}
     for shard in ((1, 4), (0, 2), None):
-        cached = precompute(Numbered(), path, shard=shard, num_workers=0)
+        cached = built(Numbered(), path, shard=shard)
         assert (cached.path, len(cached)) == (path, SIZE)
     assert {each: each.stat().st_mtime_ns for each in path.parent.iterdir()} == before
     with pytest.raises(CacheError, match="was built from something else: length"):
@@ -93,7 +94,7 @@ def test_overwriting_ranks_join_no_part_of_an_earlier_build(path):
         looked_at = (0, 13, 27, 40)
         return Made(lambda index: {"label": index + (0 if index in looked_at else added)})
 
-    built(samples(0), path, of=2)
+    built_in_turn(samples(0), path, of=2)
     options = {"of": 2, "overwrite": True, "build_id": "second", "single_file": False}
     seen = []
 
@@ -132,7 +133,7 @@ def test_another_number_of_ranks_goes_on(path, first, then, single_file):
 
 def test_a_part_of_other_samples_does_not_stand_for_the_one_that_was_joined(path):
     """Another number of ranks mends a cache: the part that is made again ends earlier."""
-    built(Numbered(), path)
+    built_in_turn(Numbered(), path)
     (path.with_suffix(".parts") / "00010.h5").unlink()
     assert len(build(Numbered(), path, 0, 3, wait=False)) == 13
     cached = build(Numbered(), path, 1, 3, single_file=False)
@@ -155,7 +156,7 @@ def test_parts_that_have_samples_twice_are_not_joined(path, tmp_path):
     rule = r"00020\.h5 begins with sample 20, and those before it end with sample 23"
     with pytest.raises(CacheError, match=rule):
         join(path)
-    cached = precompute(Numbered(), path, num_workers=0, rows=12, single_file=False)
+    cached = built(Numbered(), path, rows=12, single_file=False)
     assert [sample["label"] for sample in cached] == list(range(SIZE))
     assert names(tmp_path) == ["00000.h5", "00012.h5", "00024.h5", "00036.h5"]
 
@@ -237,7 +238,7 @@ def test_a_rank_that_failed_says_what_is_kept_and_of_what(path):
 
 def test_samples_that_fail_have_the_numbers_of_the_dataset(path, tmp_path):
     dataset = Numbered(failing={3, 20, 21, *range(30, 41)})
-    cached = built(dataset, path, on_error="skip")
+    cached = built_in_turn(dataset, path, on_error="skip")
     told = [(index, f"ValueError: no sample {index} today") for index in sorted(dataset.failing)]
     assert cached.failed == told
     assert (len(cached), cached.index.samples) == (27, 41)
@@ -248,7 +249,7 @@ def test_samples_that_fail_have_the_numbers_of_the_dataset(path, tmp_path):
     assert own.failed == told[1:]
     dataset.failing = range(41)
     with pytest.raises(CacheError, match=r"none of the 41 samples .* read.*no sample 0 today"):
-        built(dataset, tmp_path / "b.h5", on_error="skip")
+        built_in_turn(dataset, tmp_path / "b.h5", on_error="skip")
 
 
 def test_more_ranks_than_samples(path, tmp_path):
@@ -261,19 +262,6 @@ def test_more_ranks_than_samples(path, tmp_path):
     assert [sample["label"] for sample in cached] == [0, 1, 2]
     assert [len(CachedDataset(shard)) for shard in cached.shards] == [1, 1, 1]
     assert len(build(Numbered(0), tmp_path / "none.h5", 1, 2)) == 0
-
-
-def in_another_process(dataset, path, **options):
-    """Return a child that builds, and exits with 3 if it fails."""
-    pid = os.fork()
-    if pid:
-        return pid
-    signal.alarm(60)
-    try:
-        precompute(dataset, path, num_workers=0, **options)
-        os._exit(0)
-    finally:
-        os._exit(3)
 
 
 class Late(Numbered):
@@ -302,12 +290,17 @@ def test_who_waits_for_a_rank_makes_the_parts_that_it_leaves(tmp_path: Path, kil
             (tmp_path / "rank 1 waits").touch()
 
     dataset = Late(tmp_path / "rank 1 waits", killed=killed)
-    rank_0 = in_another_process(dataset, path, shard=(0, 2), rows=10)
+    options = {"shard": (0, 2), "rows": 10}
+    rank_0 = multiprocessing.get_context("fork").Process(
+        target=built, args=(dataset, path), kwargs=options
+    )
+    rank_0.start()
     while not (tmp_path / "begun").exists():
         time.sleep(0.01)
     cached = build(Late(tmp_path), path, 1, 2, rows=10, progress=look)
     assert_same(list(cached), [Numbered()[row] for row in range(SIZE)])
-    assert os.waitstatus_to_exitcode(os.waitpid(rank_0, 0)[1]) == (-9 if killed else 0)
+    rank_0.join()
+    assert rank_0.exitcode == (-9 if killed else 0)
     assert (seen[0].shards_left, seen[0].samples_done, seen[0].samples) == (1, 21, SIZE)
 
 

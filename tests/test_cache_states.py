@@ -1,18 +1,14 @@
 """A cache that signals, disks and users do something to: the right samples, or a CacheError."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -34,37 +30,37 @@ from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute, verify
 from dataloaders.errors import CacheError
-from helpers.cached import Point, spoil
+from helpers.cached import Point, built, spoil
 from helpers.compare import assert_same, same
 from helpers.datasets import MapDataset
 from helpers.processes import becomes_true
 
 
-def fixed(values: np.random.Generator, row: int) -> Any:
+def fixed(values, row):
     return {"a": torch.from_numpy(values.integers(0, 256, (3, 5, 4), np.uint8)), "label": row}
 
 
-def large(values: np.random.Generator, row: int) -> Any:
+def large(values, row):
     return np.arange(row, row + 4000), torch.full((3,), row / 7)
 
 
-def ragged(values: np.random.Generator, row: int) -> Any:
+def ragged(values, row):
     words = values.random(row % 5).astype(np.float32)
     return {"words": words, "text": "é" * (row % 4), "grid": np.full((row % 3, 2), row)}
 
 
-def nested(values: np.random.Generator, row: int) -> Any:
+def nested(values, row):
     leaf = None if row % 3 else values.bytes(row % 7)
     return Point({"k": (row, leaf)}, (row % 2 == 0, {1: [["a", row], None] * (row % 3)}))
 
 
-def image(values: np.random.Generator, row: int) -> Any:
+def image(values, row):
     height, width = 9 + row % 2, 8
     return Image.fromarray(values.integers(0, 256, (height, width, 3), np.uint8)), row
 
 
 HEADS = {"images": v2.Identity(), "encoded": v2.CenterCrop(8)}  # what is computed once
-KINDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+KINDS = {
     "fixed": (fixed, {}),
     "large": (large, {}),
     "compressed": (large, {"compress": "zstd"}),
@@ -85,19 +81,19 @@ class Moment:
     whom: str = "all"
     group: int = 0
 
-    def strike(self) -> None:
+    def strike(self):
         """Send the signal: to all, to the builder, or to whoever reads the sample."""
         if self.whom == "all":
             os.killpg(self.group, self.signal)
         else:
             os.kill(self.group if self.whom == "builder" else os.getpid(), self.signal)
 
-    def watch(self, folder: Path) -> None:
+    def watch(self, folder):
         """Count what this process and those that it starts do to files below ``folder``."""
         self.group = os.getpid()
         done = 0
 
-        def look(event: str, args: tuple[Any, ...]) -> None:
+        def look(event, args):
             nonlocal done
             if event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate"):
                 return
@@ -113,19 +109,19 @@ class Samples(MapDataset):
     """Samples of one kind, each a function of its number and the version."""
 
     classes, version = ("cat", "dog"), 0
-    moment: Moment | None = None
+    moment = None
 
-    def __init__(self, kind: str, size: int, failing: list[int]) -> None:
+    def __init__(self, kind, size, failing):
         tail = [v2.RandomCrop(7), v2.RandomHorizontalFlip(), v2.ToImage()]
         chain = v2.Compose([HEADS[kind], *tail]) if kind in HEADS else None
         super().__init__(None, size, kind=kind, failing=failing, transform=chain)
 
-    def __getitem__(self, row: int) -> Any:
+    def __getitem__(self, row):
         if self.moment is not None and row == self.moment.reading < self.size:
             self.moment.strike()
         return super().__getitem__(row)
 
-    def sample(self, row: int) -> Any:
+    def sample(self, row):
         sample = KINDS[self.kind][0](np.random.default_rng((self.version, row)), row)
         return sample if self.transform is None else (self.transform(sample[0]), sample[1])
 
@@ -155,27 +151,25 @@ class Caches(RuleBasedStateMachine):
         fails=st.none() | st.integers(0, 25),
         single=st.sampled_from([None, False, False, True]),
     )
-    def begin(
-        self, kind: str, size: int, rows: int, fails: int | None, single: bool | None
-    ) -> None:
+    def begin(self, kind, size, rows, fails, single):
         self.folder = Path(tempfile.mkdtemp()).resolve()
         self.path = self.folder / "train.h5"
         self.failing = [] if fails is None or fails >= size or size == 1 else [fails]
         self.dataset = Samples(kind, size, self.failing)
         self.options = {"rows": rows, "on_error": "skip", "single_file": single, **KINDS[kind][1]}
-        self.whole: dict[Path, bytes] = {}  # the files of a finished cache; empty: none is finished
+        self.whole = {}  # the files of a finished cache; empty: none is finished
         self.versions = {0}  # what may be read
         self.stale = False  # whether an unfinished build may be of another version
-        self.hurt: set[Path] = set()  # damaged files of a build that is not finished
-        self.torn: set[Path] = set()  # those of them that are as a power cut leaves them
+        self.hurt = set()  # damaged files of a build that is not finished
+        self.torn = set()  # those of them that are as a power cut leaves them
 
-    def teardown(self) -> None:
+    def teardown(self):
         shutil.rmtree(getattr(self, "folder", ""), ignore_errors=True)
 
     # What happens to it
 
     @rule(workers=st.sampled_from([0, 0, 0, 2]), ranks=numbers_of_ranks)
-    def build(self, workers: int, ranks: int) -> None:
+    def build(self, workers, ranks):
         """Build what is missing, and go on where others were stopped."""
         hurt = self.hurt | self.changed()
         try:
@@ -191,7 +185,7 @@ class Caches(RuleBasedStateMachine):
         self.finished()
 
     @rule(moment=st.none() | moments, ranks=numbers_of_ranks)
-    def overwrite(self, moment: Moment | None, ranks: int) -> None:
+    def overwrite(self, moment, ranks):
         """Build anew of other samples, which look the same from outside.
 
         Nobody but the user knows that an unfinished build is of others: hence ``resume=False``, or
@@ -211,7 +205,7 @@ class Caches(RuleBasedStateMachine):
         moment=moments, workers=st.sampled_from([0, 0, 2]), ranks=numbers_of_ranks,
         rank=st.integers(0, 2),
     )  # fmt: skip
-    def stop(self, moment: Moment, workers: int, ranks: int, rank: int) -> None:
+    def stop(self, moment, workers, ranks, rank):
         """Begin to build, and be stopped by a signal to the builder and its workers."""
         shard = {} if ranks == 1 else {"shard": (rank % ranks, ranks), "wait": False}
         pid = self.start(moment, num_workers=workers, **shard)
@@ -234,7 +228,7 @@ class Caches(RuleBasedStateMachine):
         place=st.floats(0, 1, exclude_max=True),
         how=st.sampled_from(["flip", "flip", "cut", "zeros", "delete", "swap"]),
     )
-    def damage(self, which: int, place: float, how: str) -> None:
+    def damage(self, which, place, how):
         """Flip a bit of a file, cut it short, have zeros first, delete it, or write another."""
         files = self.files()
         file = files[which % len(files)]
@@ -257,7 +251,7 @@ class Caches(RuleBasedStateMachine):
 
     @precondition(lambda self: self.whole)
     @rule(name=st.sampled_from(["moved", "moved again"]))
-    def move(self, name: str) -> None:
+    def move(self, name):
         """Move the folder with all that is in it."""
         folder = self.folder.with_name(f"{self.folder.name} {name}")
         self.folder.rename(folder)
@@ -268,7 +262,7 @@ class Caches(RuleBasedStateMachine):
 
     @precondition(lambda self: self.path.exists())
     @rule()
-    def read(self) -> None:
+    def read(self):
         """Read all samples: those of the dataset, or an error if the file is not whole."""
         cached = samples = None
         try:
@@ -284,9 +278,9 @@ class Caches(RuleBasedStateMachine):
 
     @precondition(lambda self: self.whole and not self.changed() and not self.failing)
     @rule(batch_size=st.integers(1, 9), seed=st.integers(0, 3))
-    def batches(self, batch_size: int, seed: int) -> None:
+    def batches(self, batch_size, seed):
         """Read batches as a training does: torch's own."""
-        collate: Any = list if self.dataset.kind in ("ragged", "nested") else None
+        collate = list if self.dataset.kind in ("ragged", "nested") else None
         options = {"batch_size": batch_size, "shuffle": True, "seed": seed, "collate_fn": collate}
         backend = H5(self.path, build="never")
         ours, theirs = (
@@ -298,7 +292,7 @@ class Caches(RuleBasedStateMachine):
 
     @precondition(lambda self: self.whole)
     @rule()
-    def verify(self) -> None:
+    def verify(self):
         """Find damage if there is some."""
         try:
             damages = verify(self.path)
@@ -309,16 +303,16 @@ class Caches(RuleBasedStateMachine):
 
     # How
 
-    def files(self) -> list[Path]:
+    def files(self):
         if not self.whole:
             return sorted(file for file in self.folder.rglob("*") if file.is_file())
         return [file for file in self.whole if file.exists()]
 
-    def changed(self) -> set[Path]:
+    def changed(self):
         """Return the damaged files of a finished cache."""
         return {f for f, b in self.whole.items() if not f.exists() or f.read_bytes() != b}
 
-    def delete_what_verify_names(self) -> None:
+    def delete_what_verify_names(self):
         if not self.changed():
             return
         try:
@@ -328,7 +322,7 @@ class Caches(RuleBasedStateMachine):
         for name in named:
             (self.folder / name).unlink(missing_ok=True)
 
-    def start(self, moment: Moment | None, **options: Any) -> int:
+    def start(self, moment, **options):
         """Build in a process group of its own; returns the number of its first process."""
         pid = os.fork()
         if pid:
@@ -342,12 +336,11 @@ class Caches(RuleBasedStateMachine):
             signal.alarm(60)
             warnings.simplefilter("ignore")
             # Workers whose builder was killed look for it every five seconds.
-            torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2  # type: ignore[attr-defined]
+            torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
             if moment is not None:
                 moment.watch(self.folder)
                 self.dataset.moment = moment
-            given = {"num_workers": 0, **self.options, **options}
-            precompute(self.dataset, self.path, **given)
+            built(self.dataset, self.path, **self.options, **options)
             status = 0
         except KeyboardInterrupt:
             status = 130
@@ -356,11 +349,11 @@ class Caches(RuleBasedStateMachine):
         except RuntimeError as error:
             status = 3 if "DataLoader worker" in str(error) else 1
         except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.excepthook(*sys.exc_info())
         finally:
             os._exit(status)
 
-    def build_missing(self, workers: int, ranks: int) -> None:
+    def build_missing(self, workers, ranks):
         # What a killed build would have overwritten may stand there still.
         if len(self.versions) > 1 or ranks > 1:
             if not self.run(ranks, None, workers, overwrite=len(self.versions) > 1):
@@ -368,11 +361,9 @@ class Caches(RuleBasedStateMachine):
         else:
             precompute(self.dataset, self.path, num_workers=workers, **self.options)
 
-    def run(
-        self, ranks: int, moment: Moment | None, workers: int = 0, overwrite: bool = True
-    ) -> bool:
+    def run(self, ranks, moment, workers=0, overwrite=True):
         """Have so many ranks build, the last of which is stopped; whether all come to an end."""
-        options: dict[str, Any] = {"overwrite": overwrite, "num_workers": workers}
+        options = {"overwrite": overwrite, "num_workers": workers}
         if ranks == 1:
             options["resume"] = not self.stale
             return ended(self.start(moment, **options)) == 0
@@ -391,7 +382,7 @@ class Caches(RuleBasedStateMachine):
         assert moment is not None or set(statuses) <= ends
         return not any(statuses)
 
-    def finished(self) -> None:
+    def finished(self):
         """Look at what a build left: a whole cache, and nothing besides."""
         self.versions, self.stale = {self.dataset.version}, False
         self.hurt, self.torn = set(), set()
@@ -401,7 +392,7 @@ class Caches(RuleBasedStateMachine):
         assert verify(self.path) == []
         self.read()
 
-    def stored(self, version: int) -> list[Any]:
+    def stored(self, version):
         """Return what a cache keeps of this version of the dataset."""
         kind = self.dataset.kind
         samples = [
@@ -413,7 +404,7 @@ class Caches(RuleBasedStateMachine):
         return samples if head is None else [(head(image), row) for image, row in samples]
 
 
-def left_of_group(pid: int) -> list[psutil.Process]:
+def left_of_group(pid):
     """Return the processes of a builder's group."""
     alive = []
     for process in psutil.process_iter():
@@ -423,17 +414,17 @@ def left_of_group(pid: int) -> list[psutil.Process]:
     return alive
 
 
-def ended(pid: int) -> int:
+def ended(pid):
     """Return the exit status of a builder, -SIGINT after Ctrl-C."""
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return -signal.SIGINT if status == 130 else status
 
 
-def test_a_cache_is_whole_or_says_what_it_lacks() -> None:
+def test_a_cache_is_whole_or_says_what_it_lacks():
     run_state_machine_as_test(Caches, settings=settings(max_examples=4, stateful_step_count=12))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-def test_a_cache_is_whole_or_says_what_it_lacks_after_many_more_steps() -> None:
+def test_a_cache_is_whole_or_says_what_it_lacks_after_many_more_steps():
     run_state_machine_as_test(Caches, settings=settings(max_examples=60, stateful_step_count=30))

@@ -9,45 +9,34 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from torchvision.transforms import v2
 
 from dataloaders import cache, cli
-from dataloaders.cache import CachedDataset, precompute
+from dataloaders.cache import CachedDataset
 from dataloaders.cli.cache_options import FLAGS, add_parsers
 from dataloaders.cli.photos import make_photos
 from helpers import warm
-from helpers.cached import spoil
+from helpers.cached import built, spoil
+from helpers.compare import assert_same
 from helpers.photos import write_folder
 from helpers.pictures import smooth
 
 DATA = """
 import torch
-from PIL import Image
 from torchvision.transforms import v2
+from helpers.datasets import MapDataset
+from helpers.photos import Opened
 
-class Squares(torch.utils.data.Dataset):
-    def __init__(self, count=6, broken=None):
-        self.count, self.broken = count, broken
-        self.transform = v2.Compose([v2.Resize((8, 8)), v2.RandomCrop(6)])
-    def __len__(self):
-        return self.count
-    def __getitem__(self, index):
-        if index == self.broken:
-            raise ValueError(f"no square {index}")
-        image = Image.new("RGB", (20, 10), (index * 40, 0, 0))
-        return self.transform(image), index
-
-squares = Squares()
+squares = Opened(v2.Compose([v2.Resize((8, 8)), v2.RandomCrop(6)]), size=6)
 
 def partly():
-    return Squares(broken=2)
+    return Opened(size=6, failing={2})
 
-class Loose(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-    def __getitem__(self, index):
+class Loose(MapDataset):
+    size = 4
+    def sample(self, index):
         return torch.rand(3)
 
 number = 3
@@ -62,12 +51,6 @@ def command(command, monkeypatch, tmp_path):
     return partial(command, "cache")
 
 
-def cache_parser():
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    add_parsers(parser.add_subparsers())
-    return parser
-
-
 def build(command, *words, **options):
     return command("build", *words, "--workers", 0, **options)
 
@@ -79,8 +62,7 @@ def test_a_dataset_of_a_file_or_module_is_built_up_to_its_first_random_transform
     done = build(command, name, "squares.h5")
     assert "squares.h5: 6 samples" in done.out
     image, label = CachedDataset("squares.h5")[3]
-    assert image.size == (8, 8)
-    assert np.asarray(image)[0, 0].tolist() == [120, 0, 0]
+    assert_same(image, v2.Resize((8, 8))(smooth(3)))
     assert label == 3
     done = command("info", "squares.h5")
     assert "squares.h5: 6 samples" in done.out
@@ -127,7 +109,7 @@ def test_a_folder_of_images_is_resized_and_cropped(command):
 
 
 def test_samples_that_fail_end_the_build_or_are_left_out(command):
-    with pytest.raises(ValueError, match="no square 2") as caught:
+    with pytest.raises(ValueError, match="no sample 2") as caught:
         build(command, "squares_data.py:partly", "partly.h5")
     (note,) = [note for note in caught.value.__notes__ if "sample 2" in note]
     assert note.endswith("; on_error='skip' (--skip) leaves such samples out")
@@ -137,7 +119,7 @@ def test_samples_that_fail_end_the_build_or_are_left_out(command):
     info = command("info", "partly.h5")
     assert "left out, since reading them failed: 1 samples" in info.out
     assert "sample 2: " in info.out
-    assert "no square 2" in info.out
+    assert "no sample 2 today" in info.out
     done = build(command, "squares_data.py:Loose", "loose.h5", status=2)
     assert "pass allow_random=True (--allow-random) to keep one draw of each sample" in done.err
     # The name of a class that takes no arguments is one of a dataset, too.
@@ -148,19 +130,14 @@ def test_samples_that_fail_end_the_build_or_are_left_out(command):
 INTERRUPTED = """
 import os
 import torch
+from helpers.datasets import Made
 
-class Interrupted:
-    at = 10
+def sample(index, at=10):
+    if index == at and os.path.exists("x.parts/00000.h5"):
+        raise KeyboardInterrupt
+    return torch.full((12 << 20,), index, dtype=torch.uint8)
 
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        if index == self.at and os.path.exists("x.parts/00000.h5"):
-            raise KeyboardInterrupt
-        return torch.full((12 << 20,), index, dtype=torch.uint8)
-
-interrupted = Interrupted()
+interrupted = Made(sample, 12)
 """
 
 
@@ -169,13 +146,13 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(command):
     done = build(command, "interrupted.py:interrupted", "x.h5", status=130)
     kept = r"dataloaders cache: interrupted: [1-9] of 12 samples are kept in .*x.parts; start it"
     assert re.search(kept, done.err)
-    Path("interrupted.py").write_text(INTERRUPTED.replace("at = 10", "at = 1000"))
+    Path("interrupted.py").write_text(INTERRUPTED.replace("at=10", "at=1000"))
     build(command, "interrupted.py:interrupted", "x.h5")
     assert len(CachedDataset("x.h5")) == 12
 
 
 def test_names_that_the_terminal_cannot_show_are_escaped(command, tmp_path):
-    precompute([{"\u4e2d": 1}], tmp_path / "a.h5", num_workers=0)
+    built([{"\u4e2d": 1}], tmp_path / "a.h5")
     words = ["-m", "dataloaders", "cache", "info", tmp_path / "a.h5"]
     done = warm.run(words, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert r"\u4e2d" in done.stdout
@@ -188,6 +165,7 @@ def test_output_that_is_closed_is_done_without(command, tmp_path):
         ["sh", "-c", f'exec "$0" -m dataloaders cache {words} >&- 2>&-', sys.executable],
         cwd=tmp_path,
         check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0
     assert len(CachedDataset(tmp_path / "x.h5")) == 6
@@ -283,7 +261,7 @@ def test_folders_pipes_and_other_files_are_no_damaged_caches(command):
 
 def test_a_cache_is_verified_and_its_parts_are_merged(command, tmp_path):
     dataset = [(torch.full((5,), row), row) for row in range(9)]
-    precompute(dataset, tmp_path / "a.h5", num_workers=0, rows=4, single_file=False)
+    built(dataset, tmp_path / "a.h5", rows=4, single_file=False)
     done = command("merge", "a.h5", "one.h5")
     assert re.search(r"merge  the copy takes \d+\.\d KiB of disk, besides the parts", done.err)
     assert "one.h5: 9 samples, " in done.out
@@ -319,12 +297,13 @@ def test_the_readme_shows_what_is_printed(command):
 
 
 def test_the_examples_of_help_can_be_given(command):
-    examples = 0
+    parser, examples = argparse.ArgumentParser(exit_on_error=False), 0
+    add_parsers(parser.add_subparsers())
     for action in ((), ("build",), ("join",), ("merge",), ("info",), ("verify",)):
         done = command(*action, "--help")
         for line in done.out.splitlines():
             given = line.split("#")[0].split()
             if given[:2] == ["dataloaders", "cache"]:
-                cache_parser().parse_args(given[1:])
+                parser.parse_args(given[1:])
                 examples += 1
     assert examples >= 6

@@ -2,18 +2,18 @@
 
 import gc
 import threading
+from functools import partial
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torchvision.transforms import v2
 
 from backends.h5 import H5
 from backends.h5.threads import Threads
 from dataloaders import DataLoader
 from helpers.compare import assert_same
-from helpers.datasets import Made
+from helpers.photos import Opened
+from helpers.pictures import noise
 from helpers.processes import is_true_in_a_fork
 
 LARGE = 1 << 30
@@ -52,14 +52,6 @@ def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split():
     assert (torch.get_num_threads(), running()) == (before, others)
 
 
-class Photos(Made):
-    """Twenty images: a batch of them is 14 MB as bytes."""
-
-    def sample(self, index):
-        pixels = np.random.default_rng(index).integers(0, 256, (500, 500, 3), np.uint8)
-        return self.transform(Image.fromarray(pixels)), index
-
-
 CROP = [v2.RandomCrop(480), v2.RandomHorizontalFlip(), v2.ToImage()]
 FLOATS = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.4], [0.3])]
 
@@ -70,7 +62,8 @@ def test_batches_are_the_same_and_no_thread_stays(steps, tmp_path):
         backend = H5(tmp_path / "a.h5", threads=threads)
         return DataLoader(dataset, 20, seed=2, backend=backend)
 
-    dataset, others = Photos(size=20, transform=v2.Compose(steps)), running()
+    dataset = Opened(v2.Compose(steps), size=20, picture=partial(noise, 500, 500, 3))  # 14 MB
+    others = running()
     wanted, by_three = list(loader(1)), loader(3)
     assert "batches are made at once" in str(by_three.explain())
     assert running() == others

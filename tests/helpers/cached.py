@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 from PIL import Image
 
-from dataloaders.cache import CachedDataset
+from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cache.build.rows import RowBuffer
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.sample.leaf import DTYPES, Leaf
@@ -28,6 +28,11 @@ TORCH_DTYPES = (
     torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
     torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
 )  # fmt: skip
+
+
+def built(dataset: Any, path: Path, **options: Any) -> CachedDataset:
+    """Return the cache of a dataset, built by this process unless options give it workers."""
+    return precompute(dataset, path, **{"num_workers": 0, **options})
 
 
 def build(path: Path, samples: Sequence[Any], **said: Any) -> Any:

@@ -9,26 +9,11 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-
-
-@dataclasses.dataclass
-class Epochs:
-    """What two epochs over a loader gave.
-
-    Attributes:
-        batches: for each epoch, its batches.
-        states: after each epoch, the states of torch's, NumPy's, ``random``'s and the loader's
-            own generator.
-        length: ``len(loader)``, or the error that it raised.
-    """
-
-    batches: list[list[Any]]
-    states: list[list[Any]]
-    length: int | str
 
 
 def seed_everything(seed: int = 3) -> None:
@@ -47,8 +32,11 @@ def generator_states(loader: Any = None) -> list[Any]:
     ]
 
 
-def run_epochs(loader: Any) -> Epochs:
-    """Seed everything, then iterate ``loader`` twice."""
+def run_epochs(loader: Any) -> SimpleNamespace:
+    """Seed everything, iterate ``loader`` twice, and return all that this gave.
+
+    The batches of each epoch, all generators' states after each, and the length or its error.
+    """
     seed_everything()
     batches, states = [], []
     for _ in range(2):
@@ -60,7 +48,7 @@ def run_epochs(loader: Any) -> Epochs:
             length: int | str = len(loader)
         except TypeError as error:
             length = str(error)
-    return Epochs(batches, states, length)
+    return SimpleNamespace(batches=batches, states=states, length=length)
 
 
 def assert_same(
@@ -86,9 +74,9 @@ def assert_same(
     assert difference is None, difference
 
 
-def same(one: Any, other: Any, *, strides: bool = True) -> bool:
-    """Return whether two values are the same, as `assert_same` has it."""
-    return _difference(one, other, "value", _Compared(strides)) is None
+def same(one: Any, other: Any, *, strides: bool = True, info: bool = False) -> bool:
+    """Return whether two values are the same, as `assert_same` has it; with images' ``info``."""
+    return _difference(one, other, "value", _Compared(strides, info=info)) is None
 
 
 def bits(value: Any) -> tuple[Any, ...]:
@@ -107,6 +95,7 @@ class _Compared(NamedTuple):
     strides: bool = True
     storage: bool = False
     device: bool = True
+    info: bool = False  # of images, and their classes: a file's image has its own
 
 
 def _difference(ours: Any, theirs: Any, where: str, compared: _Compared) -> str | None:
@@ -130,7 +119,8 @@ def _parts(value: Any, where: str, compared: _Compared) -> Iterator[tuple[str, A
         plain = value.tolist() if value.dtype.kind == "O" else _bits_of_array(np.asarray(value))
         yield where, value, (kind, value.dtype.str, value.shape, plain)
     elif (pillow := sys.modules.get("PIL.Image")) and isinstance(value, pillow.Image):
-        yield where, value, ("Image", *_form_of_image(value))  # a file's image has its own class
+        info = (type(value), value.info) if compared.info else ()
+        yield where, value, ("Image", *info, *_form_of_image(value))
     elif (inner := _inner(value)) is not None:
         yield where, value, (kind, tuple(inner))
         for key, part in inner.items():

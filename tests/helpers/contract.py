@@ -33,7 +33,6 @@ from dataloaders import Backend, DataLoader, wrap
 from dataloaders.errors import BackendUnavailable, CacheError
 from helpers import ends
 from helpers.compare import (
-    Epochs,
     assert_same,
     bits,
     run_epochs,
@@ -412,7 +411,7 @@ class BackendContract(EpochContract):
 
 
 @functools.cache
-def torchs(case: str, **options: Any) -> Epochs:
+def torchs(case: str, **options: Any) -> Any:
     """Return what torch's loader gives, for all backends; none of it in workers' memory."""
     return copy.deepcopy(run_epochs(torch.utils.data.DataLoader(**CASES[case](), **options)))
 

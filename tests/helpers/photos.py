@@ -42,13 +42,15 @@ def folder(transform: Transform = None, target_transform: Transform = None) -> d
 
 
 class Opened(MapDataset):
-    """A user's own dataset, which decodes by its own code and calls its transform."""
+    """A user's own dataset, which opens ``picture(index)`` and calls its transform."""
 
-    def __init__(self, transform: Transform = None) -> None:
-        super().__init__(transform=transform)
+    picture: Callable[[int], Any] = staticmethod(smooth)
+
+    def __init__(self, transform: Transform = None, **attributes: Any) -> None:
+        super().__init__(transform=transform, **attributes)
 
     def sample(self, index: int) -> Any:
-        image: Any = smooth(index)
+        image = self.picture(index)
         return image if self.transform is None else self.transform(image), index
 
 

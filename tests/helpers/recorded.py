@@ -25,6 +25,8 @@ from .compare import same, seed_everything
 from .datasets import MapDataset, as_list
 from .pictures import saved, smooth
 
+_FOLDER = tempfile.TemporaryDirectory(prefix="dataloaders-recorded-")
+
 
 @functools.cache
 def encoded(number: int, format: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
@@ -39,14 +41,9 @@ def encoded(number: int, format: str = "JPEG", mode: str = "RGB", **options: Any
 
 
 @functools.cache
-def _folder() -> Any:
-    return tempfile.TemporaryDirectory(prefix="dataloaders-recorded-")
-
-
-@functools.cache
 def path(number: int, format: str = "JPEG", mode: str = "RGB") -> str:
     """A file of `encoded`, for the time of this process."""
-    file = Path(_folder().name) / f"{number}-{mode.replace(';', '')}.{format.lower()}"
+    file = Path(_FOLDER.name) / f"{number}-{mode.replace(';', '')}.{format.lower()}"
     file.write_bytes(encoded(number, format, mode))
     return str(file)
 
@@ -101,13 +98,6 @@ def replayed(batch: Any) -> Any:
     return program.filled(batch, ops.run)
 
 
-def finished(batch: Any) -> Any:
-    """Return what becomes of a batch that a worker has sent."""
-    if is_recorded(batch):
-        return replayed(batch)
-    return DeviceTail().apply(batch, as_list)
-
-
 def recording(loader: Any, upto: str = "files") -> Any:
     """Return a loader like this one that yields what it records."""
     return view_of(loader, **worker.recording_changes(loader, upto))
@@ -133,22 +123,15 @@ def as_recorded(dataset: Any, upto: str = "files") -> tuple[list[Any], int]:
     made = []
     for batch in batches:
         try:
-            made.append(finished(batch))
+            made.append(
+                replayed(batch)
+                if is_recorded(batch)
+                else DeviceTail().apply(batch, move=as_list, empty_like=torch.empty_like)
+            )
         except Exception:  # the dataset's mistake, which it may catch itself
             made.append(worker.ask_again(batch.again, as_list, False, dataset))
     return made, sum(map(is_recorded, batches))
 
 
-def equal(one: Any, other: Any) -> bool:
-    """Return whether two samples are the same, with the classes and ``info`` of images."""
-    return same(_with_info(one), _with_info(other))
-
-
-def _with_info(value: Any) -> Any:
-    if isinstance(value, Image.Image):
-        return type(value), value.info, value
-    if type(value) in (list, tuple):
-        return type(value)(map(_with_info, value))
-    return (
-        {key: _with_info(inner) for key, inner in value.items()} if type(value) is dict else value
-    )
+equal = functools.partial(same, info=True)
+"""Whether two samples are the same, with the classes and ``info`` of images."""
