@@ -16,8 +16,7 @@ from dataloaders.errors import CacheError
 from helpers.cached import Point, assert_all_equal, built, seeded
 from helpers.compare import assert_same
 from helpers.datasets import SIZE, Made, MapDataset
-from helpers.photos import folder
-from helpers.pictures import exif, smooth
+from helpers.pictures import exif, folder, smooth
 
 
 def small(image):

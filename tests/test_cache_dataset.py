@@ -25,8 +25,7 @@ from helpers.cached import built, spoil
 from helpers.compare import assert_same, generator_states
 from helpers.datasets import Made
 from helpers.hostile import say_less
-from helpers.photos import write_folder
-from helpers.pictures import saved
+from helpers.pictures import saved, write_folder
 
 MANY = 60  # more than a study reads
 

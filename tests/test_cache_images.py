@@ -37,8 +37,7 @@ from helpers.cached import (
 )
 from helpers.compare import assert_same, bits
 from helpers.datasets import Made
-from helpers.photos import write_folder
-from helpers.pictures import saved, smooth
+from helpers.pictures import saved, smooth, write_folder
 
 SIZE = 6
 NEAREST = InterpolationMode.NEAREST

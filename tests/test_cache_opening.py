@@ -21,8 +21,7 @@ from helpers import warm
 from helpers.cached import built
 from helpers.datasets import Made, MapDataset
 from helpers.hostile import Whole
-from helpers.photos import Opened
-from helpers.pictures import noise
+from helpers.pictures import Opened, noise
 from helpers.processes import run_script, takes_less_than
 
 

@@ -20,8 +20,7 @@ from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError
 from helpers.cached import assert_all_equal, built, stored_file
 from helpers.datasets import MapDataset
-from helpers.photos import OF_TORCHVISION
-from helpers.pictures import image_files, saved, smooth
+from helpers.pictures import OF_TORCHVISION, image_files, saved, smooth
 
 SIZE = 5
 CHAIN = v2.Compose([v2.Resize(18), v2.RandomCrop(9), v2.RandomHorizontalFlip(), v2.ToImage()])

@@ -19,7 +19,7 @@ from helpers import warm
 from helpers.cached import Point, build, built, mixed
 from helpers.compare import bits
 from helpers.datasets import Made
-from helpers.photos import Opened
+from helpers.pictures import Opened
 from helpers.processes import open_files, takes_less_than
 
 ROWS = 23

@@ -20,14 +20,13 @@ from dataloaders.cli.photos import make_photos
 from helpers import warm
 from helpers.cached import built, spoil
 from helpers.compare import assert_same
-from helpers.photos import write_folder
-from helpers.pictures import smooth
+from helpers.pictures import smooth, write_folder
 
 DATA = """
 import torch
 from torchvision.transforms import v2
 from helpers.datasets import MapDataset
-from helpers.photos import Opened
+from helpers.pictures import Opened
 
 squares = Opened(v2.Compose([v2.Resize((8, 8)), v2.RandomCrop(6)]), size=6)
 

@@ -27,7 +27,7 @@ from dataloaders.errors import BackendWarning, OptionError
 from helpers.codes import CODES, STACKED, Codes, padded
 from helpers.compare import assert_same, run_epochs
 from helpers.datasets import CountingStream, MapDataset
-from helpers.photos import OF_TORCHVISION, Digits, Files, Opened, folder
+from helpers.pictures import OF_TORCHVISION, Digits, Files, Opened, folder
 from helpers.recorded import Photos, encoded, equal, path
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")

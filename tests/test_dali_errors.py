@@ -16,8 +16,7 @@ from torchvision.datasets import ImageFolder
 from dataloaders import DataLoader
 from dataloaders.errors import BackendUnavailable, BackendWarning
 from helpers.compare import assert_same
-from helpers.photos import folder, write_folder
-from helpers.pictures import image_files
+from helpers.pictures import folder, image_files, write_folder
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 

@@ -17,7 +17,7 @@ from PIL import Image
 from dataloaders.cli import main
 from dataloaders.cli.photos import make_photos
 from helpers import warm
-from helpers.photos import write_folder
+from helpers.pictures import write_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

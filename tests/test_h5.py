@@ -25,8 +25,7 @@ from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from helpers.cached import built, spoil, stored_file
 from helpers.compare import assert_same
 from helpers.datasets import CountingStream, Made, MapDataset
-from helpers.photos import folder
-from helpers.pictures import smooth
+from helpers.pictures import folder, smooth
 
 COUNT = 12
 ONE, THREE = ((20, 24),), ((20, 24), (31, 17), (20, 16))

@@ -12,8 +12,7 @@ from backends.h5 import H5
 from backends.h5.threads import Threads
 from dataloaders import DataLoader
 from helpers.compare import assert_same
-from helpers.photos import Opened
-from helpers.pictures import noise
+from helpers.pictures import Opened, noise
 from helpers.processes import is_true_in_a_fork
 
 LARGE = 1 << 30

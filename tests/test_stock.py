@@ -19,7 +19,7 @@ from torchvision import transforms as v1
 from dataloaders import DataLoader, wrap
 from helpers.compare import assert_same, run_epochs
 from helpers.datasets import CountingStream, MapDataset
-from helpers.photos import folder
+from helpers.pictures import folder
 from helpers.processes import wait_until_gone
 
 SQUARES = [index * index for index in range(20)]

@@ -51,14 +51,7 @@ def run_epochs(loader: Any) -> SimpleNamespace:
     return SimpleNamespace(batches=batches, states=states, length=length)
 
 
-def assert_same(
-    ours: Any,
-    theirs: Any,
-    where: str = "value",
-    *,
-    strides: bool = True,
-    storage: bool = False,
-) -> None:
+def assert_same(ours: Any, theirs: Any, *, strides: bool = True, storage: bool = False) -> None:
     """Assert that two values are the same to the bit, all the way down.
 
     Same types, keys, shapes, dtypes and bits: 0.0 is not -0.0, and one NaN is like another.
@@ -66,17 +59,16 @@ def assert_same(
     Args:
         ours: the value under test.
         theirs: what it has to be.
-        where: what the message calls the value.
         strides: whether tensors have the same strides.
         storage: whether their memory is alike too: shared or not, how large, and where it begins.
     """
-    difference = _difference(ours, theirs, where, _Compared(strides, storage))
+    difference = _difference(ours, theirs, _Compared(strides, storage))
     assert difference is None, difference
 
 
 def same(one: Any, other: Any, *, strides: bool = True, info: bool = False) -> bool:
     """Return whether two values are the same, as `assert_same` has it; with images' ``info``."""
-    return _difference(one, other, "value", _Compared(strides, info=info)) is None
+    return _difference(one, other, _Compared(strides, info=info)) is None
 
 
 def bits(value: Any) -> tuple[Any, ...]:
@@ -98,9 +90,9 @@ class _Compared(NamedTuple):
     info: bool = False  # of images, and their classes: a file's image has its own
 
 
-def _difference(ours: Any, theirs: Any, where: str, compared: _Compared) -> str | None:
+def _difference(ours: Any, theirs: Any, compared: _Compared) -> str | None:
     """Return where and how two values differ; None if they are the same."""
-    pairs = zip_longest(_parts(ours, where, compared), _parts(theirs, where, compared))
+    pairs = zip_longest(_parts(ours, "value", compared), _parts(theirs, "value", compared))
     for (place, value, form), (_, wanted, wanted_form) in pairs:  # equal keys, equally many parts
         if form != wanted_form:
             return f"{place}: {form[:-1]} {value!r} is not {wanted_form[:-1]} {wanted!r}"

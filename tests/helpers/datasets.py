@@ -239,12 +239,12 @@ def stream(dataset: Any, batch_size: int | None = 4, **options: Any) -> dict[str
 def images(kind: str) -> dict[str, Any]:
     from torchvision import transforms
 
-    from . import photos
+    from . import pictures
 
     chain = transforms.Compose(
         [transforms.Resize((14, 18)), transforms.CenterCrop(12), transforms.ToTensor()]
     )
-    return {"dataset": getattr(photos, kind)(chain), "batch_size": 4, "shuffle": True}
+    return {"dataset": getattr(pictures, kind)(chain), "batch_size": 4, "shuffle": True}
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
