@@ -186,7 +186,7 @@ def test_values_and_strides_of_decoded_tensors():
     for mine, other in zip(*list(on_dali), *list(on_stock), strict=True):
         for name in DECODED:
             strides = name not in ("cropped", "v2 bicubic")
-            assert_same(mine[name], other[name], name, strides=strides)
+            assert_same(mine[name], other[name], strides=strides)
 
 
 def deep_png(height, width):

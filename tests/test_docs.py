@@ -65,7 +65,7 @@ def runs_of(page):
     return blocks(page, "python", also_not_run=False)
 
 
-@pytest.mark.parametrize("page", filter(runs_of, PAGES), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", list(filter(runs_of, PAGES)), ids=lambda page: page.stem)
 def test_python_runs(page, tmp_path):
     script = tmp_path / "page.py"
     script.write_text(f"PAGE = {str(page)!r}\nBLOCKS = {runs_of(page)!r}\n{STAND_INS}")
