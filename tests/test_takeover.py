@@ -129,6 +129,27 @@ def test_a_program_that_goes_on_to_train_with_another_loader_is_ended(command):
     assert "measure that with --loader 2" in done.out
 
 
+PASSES = """
+class Slow(Dataset):
+    def __len__(self): return 10_000
+    def __getitem__(self, index): time.sleep(0.001); return index
+held_out, other = DataLoader(torch.utils.data.Subset(Slow(), range(3))), iter(DataLoader(Slow()))
+for index, batch in enumerate(rows(1000)):
+    next(other)
+    if index % 4 == 0:
+        for _ in held_out: pass  # with gradients on, as HF's Trainer and ignite iterate
+    optimizer.step()
+    time.sleep(0.002)
+"""
+
+
+def test_a_pass_over_another_loader_within_a_step_is_no_input(command):
+    Path("train.py").write_text(HEAD + PASSES)
+    done = command("check", "--budget", 0.5, "--no-predict", "train.py")
+    assert "a batch for loader 1 (" in done.out
+    assert "a batch for loader 3 (" not in done.out
+
+
 WITHOUT = "while True:\n    time.sleep(0.01)\n    optimizer.step()\n"
 
 

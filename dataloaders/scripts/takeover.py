@@ -121,6 +121,8 @@ class Takeover:
         self._measured: weakref.ref[Loop] | None = None
         self._asked_at = math.inf  # when it got its last batch
         self._refused_at: int | None = None  # optimizer steps when a loop was first refused
+        # Other loops that waited since the last measured batch: whether each began since, its waits
+        self._waits: list[tuple[Seen, bool, list[float]]] = []
         self._patches = ExitStack()
 
     def __enter__(self) -> Takeover:
@@ -251,6 +253,11 @@ class Takeover:
             self._measured = weakref.ref(loop)
             self._running = iter(self._stream)
         self.thread = threading.current_thread()
+        for seen, began, waits in self._waits:
+            if not began or len(waits) == 1:  # else a whole pass, such as a validation: no input
+                self._waited(f"loader {seen.number} ({seen.description})", sum(waits))
+            waits.clear()
+        self._waits.clear()
         try:
             batch = next(self._running)
         except StopIteration:
@@ -264,7 +271,9 @@ class Takeover:
     def waited_for(self, loop: Loop, seconds: float) -> None:
         """Note how long a loop waited for a batch of another loader than the measured one."""
         if self.thread is threading.current_thread() and self._measured_loop() is not None:
-            self._waited(f"loader {loop.seen.number} ({loop.seen.description})", seconds)
+            if not loop.waits:
+                self._waits.append((loop.seen, loop.given == 0, loop.waits))
+            loop.waits.append(seconds)
 
     # Iteration
 
@@ -315,6 +324,7 @@ class Loop:
         self.given = 0  # batches so far
         self.steps_before = 0  # optimizer steps when its last batch was asked for
         self.asked_at = 0.0  # the time of that
+        self.waits: list[float] = []  # for batches since the last measured one, of another loader
         self._takeover = takeover
         self._original = original
         self._batches = batches  # None: the measurement's
