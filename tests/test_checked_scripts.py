@@ -371,6 +371,25 @@ def test_ranks_measure_together_and_report_once(ranks, slow, tmp_path):
     assert report["speedup_bound"]["estimate"] > 1.5
 
 
+LAUNCHES = (
+    "import os, subprocess\n"
+    "import torch.distributed as dist\n"
+    "rank = int(os.environ.setdefault('RANK', '0'))\n"
+    "if rank == 0: subprocess.Popen([sys.executable, __file__], env={**os.environ, 'RANK': '1'})\n"
+    "store = f'file://{os.getcwd()}/store'\n"
+    "dist.init_process_group('gloo', init_method=store, rank=rank, world_size=2)\n"
+    "model = torch.nn.parallel.DistributedDataParallel(model)\n" + OPTIMIZER + LOADER + EPOCHS
+)  # fmt: skip
+
+
+@pytest.mark.nightly
+def test_ranks_that_the_script_starts_by_itself_are_not_measured(tmp_path):
+    # As Lightning starts them without torchrun; each wait of theirs is a step's on rank 0.
+    done = check(tmp_path, LAUNCHES, status=3)
+    assert "since it is one of 2 ranks, and no check watches the others" in done.stderr
+    assert "torchrun --nproc-per-node 2 -m dataloaders check" in done.stderr
+
+
 TWO_RANKS = """
 import multiprocessing, sys
 import torch.distributed as dist
@@ -380,6 +399,7 @@ from dataloaders.scripts.stopping import StopScript
 def work(rank):
     dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
     ranks = Ranks.here(patience_s=20)
+    assert ranks.all_watched()
     for turn in range(3):
         agreed = ranks.agree([10.0 * turn + rank, 0.1])
         assert agreed == [10.0 * turn, 0.1], agreed

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from dataloaders.bottleneck import Check, Report
 from dataloaders.cli.remembering import BestWay, without_auto
 from dataloaders.cli.running import (
@@ -25,9 +27,9 @@ from dataloaders.cli.running import (
 )
 from dataloaders.measuring.progress import ProgressLine
 from dataloaders.scripts.children import children_run_by
-from dataloaders.scripts.ranks import Ranks, straggler
+from dataloaders.scripts.ranks import Ranks, announce, straggler
 from dataloaders.scripts.scratch import Scratch
-from dataloaders.scripts.stopping import SIGNAL
+from dataloaders.scripts.stopping import SIGNAL, stop
 from dataloaders.scripts.takeover import Takeover
 from dataloaders.scripts.target import Outcome, Target, executed
 
@@ -117,7 +119,14 @@ class _Measuring:
         """Watch the loops of this process and protect its old files, in the block."""
         let_write = self._options.let_write
         with untouched_files(self.takeover, let_write=let_write) as self._scratch, self.takeover:
-            yield
+            optimizers = self.takeover.optimizers
+            announcing = register_optimizer_step_post_hook(
+                lambda *_: announce() if optimizers.steps == 1 else None
+            )
+            try:
+                yield
+            finally:
+                announcing.remove()
 
     @property
     def reports(self) -> bool:
@@ -166,6 +175,13 @@ class _Measuring:
         if self.ranks is not None:
             if self.ranks.rank:
                 self.line = ProgressLine(quiet=True)
+            if not self.ranks.all_watched():
+                size = self.ranks.size
+                self.takeover.left_for = (
+                    f"is one of {size} ranks, and no check watches the others: start all of them "
+                    f"by torchrun --nproc-per-node {size} -m dataloaders check train.py"
+                )
+                stop()
             return True
         try:
             self.result.touch(exist_ok=False)

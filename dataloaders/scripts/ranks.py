@@ -38,10 +38,7 @@ class Ranks:
         self._calls = 0
         self._reported = threading.Event()
         self._watcher: threading.Thread | None = None
-        store = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(  # type: ignore[attr-defined]
-            "dataloaders-check", store
-        )
+        self._store = _store()
 
     @classmethod
     def here(cls, patience_s: float) -> Ranks | None:
@@ -55,6 +52,19 @@ class Ranks:
             )
             ranks._watcher.start()
         return ranks
+
+    def all_watched(self) -> bool:
+        """Return whether a check watches every rank; only rank 0 finds out that one is not.
+
+        Such a rank waits for its own input at each step, and all ranks with it.
+        """
+        announce()
+        try:
+            for rank in range(1, 1 if self.rank else self.size):
+                self._wait_for(f"watched/{rank}", _FOR_REPORTS_S)
+        except StopScript:
+            return False
+        return True
 
     @property
     def rank_0_ended(self) -> bool:
@@ -129,9 +139,20 @@ class Ranks:
                 if time.monotonic() > deadline:
                     raise StopScript("another rank does not answer")
                 time.sleep(_PAUSE_S)
-            return self._store.get(key).decode()
+            return str(self._store.get(key), "utf8")
         except RuntimeError as error:  # the process that holds the store has ended
             raise StopScript("another rank has ended") from error
+
+
+def announce() -> None:
+    """Tell rank 0 that a check watches this rank, too. Ranks without a loader also step."""
+    if dist.is_available() and dist.is_initialized() and dist.get_rank():
+        _store().set(f"watched/{dist.get_rank()}", "1")
+
+
+def _store() -> Any:
+    store = dist.distributed_c10d._get_default_store()
+    return dist.PrefixStore("dataloaders-check", store)  # type: ignore[attr-defined]
 
 
 def straggler(ranks: list[dict[str, float]], size: int) -> list[str]:
