@@ -6,6 +6,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import dataloaders
+from dataloaders.errors import BackendWarning
 from helpers import warm
 
 pytestmark = pytest.mark.usefixtures("workers_end_fast")
@@ -148,6 +149,27 @@ def test_a_pass_over_another_loader_within_a_step_is_no_input(command):
     done = command("check", "--budget", 0.5, "--no-predict", "train.py")
     assert "a batch for loader 1 (" in done.out
     assert "a batch for loader 3 (" not in done.out
+
+
+STATEFUL = """
+from torch.utils.data import DataLoader
+class StatefulDataLoader(DataLoader):
+    def _get_iterator(self):
+        return super()._get_iterator()
+    def __iter__(self):
+        return self._get_iterator()
+"""
+
+
+def test_torchdatas_loader_which_does_not_call_torchs_is_watched(command, tmp_path):
+    Path("torchdata").mkdir()
+    Path("torchdata/stateful_dataloader.py").write_text(STATEFUL)
+    script = "from torchdata.stateful_dataloader import StatefulDataLoader as Stateful\n"
+    Path("train.py").write_text(HEAD + script + "train(rows(9, Stateful))\n")
+    done = command("check", "--budget", 0.3, "--no-predict", "train.py")
+    assert "measured in loader 1: StatefulDataLoader of TensorDataset" in done.out
+    with pytest.warns(BackendWarning, match="StatefulDataLoader overrides _get_iterator"):
+        command("run", "--backend", "prefetch", "train.py")
 
 
 WITHOUT = "while True:\n    time.sleep(0.01)\n    optimizer.step()\n"

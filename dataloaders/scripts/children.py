@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 _NOT_THE_PROGRAMS = ("backends.", "concurrent.", "dataloaders.", "multiprocessing.",
-                     "torch.utils.data.", "torch._inductor.")  # fmt: skip
+                     "torch.utils.data.", "torch._inductor.", "torchdata.")  # fmt: skip
 
 Run = Callable[..., None]
 """Called in the child with the target, its positional arguments and its keyword arguments."""

@@ -3,15 +3,17 @@
     for batch in loader:      DataLoader.__iter__, torch's and ours, replaced
         └── iterate(loader, original)
 
-Subclasses and frameworks that call ``loader.__iter__()`` get there, too.
+Subclasses and frameworks that call ``loader.__iter__()`` get there, too. So does torchdata's
+StatefulDataLoader, which does not call torch's.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeAlias
 from unittest import mock
 
@@ -54,8 +56,11 @@ def replaced_iter(iterate: Callable[[Loader, Original], Iterator[Batch]]) -> Ite
 
         return __iter__
 
+    kinds: list[Any] = [torch.utils.data.DataLoader, DataLoader]
+    with suppress(ImportError):
+        kinds.append(importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader)
     with ExitStack() as stack:
-        for kind in (torch.utils.data.DataLoader, DataLoader):
+        for kind in kinds:
             replaced = replacing(kind.__iter__)
             stack.enter_context(mock.patch.object(kind, "__iter__", replaced))
         yield
