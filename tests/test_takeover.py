@@ -161,6 +161,7 @@ class StatefulDataLoader(DataLoader):
 """
 
 
+@pytest.mark.filterwarnings("ignore:BuiltinImporter:DeprecationWarning")  # by a module's repr
 def test_torchdatas_loader_which_does_not_call_torchs_is_watched(command, tmp_path):
     Path("torchdata").mkdir()
     Path("torchdata/stateful_dataloader.py").write_text(STATEFUL)
