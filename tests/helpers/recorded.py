@@ -124,9 +124,7 @@ def as_recorded(dataset: Any, upto: str = "files") -> tuple[list[Any], int]:
     for batch in batches:
         try:
             made.append(
-                replayed(batch)
-                if is_recorded(batch)
-                else DeviceTail().apply(batch, move=as_list, empty_like=torch.empty_like)
+                replayed(batch) if is_recorded(batch) else DeviceTail().apply(batch, as_list)
             )
         except Exception:  # the dataset's mistake, which it may catch itself
             made.append(worker.ask_again(batch.again, as_list, False, dataset))
