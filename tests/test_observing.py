@@ -310,7 +310,9 @@ def test_a_dataset_that_ends_or_hangs_its_process(behave, reason, tmp_path, work
 
 def test_where_no_process_can_be_started_the_plan_says_why(tmp_path, capfd):
     options = {"backend": Prefetch(tail=True), "num_workers": 1}
-    unsendable = DataLoader(Images(tmp_path), 4, multiprocessing_context="spawn", **options)
+    images = Images(tmp_path)
+    images.function = lambda: None
+    unsendable = DataLoader(images, 4, multiprocessing_context="spawn", **options)
     plan = str(unsendable.explain())
     assert "no process could be started to read samples of Images (" in plan
     assert "must be picklable unless they are forked" in plan
