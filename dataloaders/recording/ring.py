@@ -33,7 +33,7 @@ class FileRing:
 
     def __init__(self, workers: int, slots: int) -> None:
         self._number = next(_NUMBERS)
-        self._taken = segment(workers * slots).zero_().view(workers, slots)
+        self._taken = segment(workers * slots).zero_().view(-1, slots)
         self._pid = os.getpid()
         self._segments: dict[tuple[int, int], torch.Tensor] = {}  # as this process sees them
         _RINGS[self._number] = self
