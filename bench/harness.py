@@ -210,9 +210,9 @@ def interleave(
     return {name: Timings(tuple(walls[name]), tuple(cpus[name])) for name in ways}
 
 
-def timing_headings(base: str, what: str = "a 1,000") -> tuple[str, ...]:
-    """Return the headings of `timing_rows`; ``what`` is what their seconds are for."""
-    return ("way", f"CPU s {what}", "smallest", f"wall s {what}", f"CPU ratio to {base} (spread)")
+def timing_headings(base: str) -> tuple[str, ...]:
+    """Return the headings of `timing_rows`, whose seconds are for 1,000 samples."""
+    return ("way", "CPU s a 1,000", "smallest", "wall s a 1,000", f"CPU ratio to {base} (spread)")
 
 
 def timing_rows(timings: Mapping[str, Timings], per: float, base: str, label: str = "") -> Rows:

@@ -1,1 +1,1 @@
-"""What stock, prefetch and a look at a dataset cost, and what tuning chooses."""
+"""What prefetch costs, with its tail on the device, and what tuning chooses."""

@@ -100,7 +100,7 @@ def test_the_command_line(capsys):
     assert len({case.name for case in discover()}) == len(discover())
     assert all(case.question.endswith("?") and case.bar for case in discover())
     assert main(["--list"]) == 0
-    assert "stock_gather\n  What does" in capsys.readouterr().out
+    assert "h5\n  What does" in capsys.readouterr().out
     assert main(["no_such_case", "--tiny"]) == 2
     assert "no case is called no_such_case; the names are: " in capsys.readouterr().out
     assert main(["--list", "--alone", "h5"]) == 0

@@ -37,8 +37,8 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
     It has its own offsets in files that are open here. It ends before this function returns.
     Nothing is drawn from the generators of this process or of the loader.
 
-    Besides what ``look`` reads, this costs 0.04 s under fork, and the start of Python and torch
-    (1.5 to 2 s) under spawn and forkserver (bench/results/observing.md).
+    Besides what ``look`` reads, this costs a fork, or the start of Python and torch (seconds) under
+    spawn and forkserver.
 
     Args:
         loader: any torch DataLoader; only its settings and its dataset are used.
