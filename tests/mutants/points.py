@@ -19,6 +19,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Mutant", "mutants"]
 
@@ -66,13 +67,12 @@ def mutants(source: str) -> list[Mutant]:
     tree = ast.parse(source)
     lines = ast.unparse(tree).splitlines()
     found, equal = [], Counter[tuple[str, str, str]]()
-    for parent, field, index, function in _places(tree, ""):
-        holder = parent if index is None else getattr(parent, field)
-        node = getattr(parent, field) if index is None else holder[index]
+    for parent, field, holder, key, function in _places(tree, ""):
+        node = holder[key]
         for other in _changes(parent, field, node):
-            _put(holder, field, index, other)
+            holder[key] = other
             changed = ast.unparse(tree)
-            _put(holder, field, index, node)
+            holder[key] = node
             pairs = zip(lines, changed.splitlines(), strict=False)
             before, after = next((a.strip(), b.strip()) for a, b in pairs if a != b)
             twin = function, before, after
@@ -81,17 +81,12 @@ def mutants(source: str) -> list[Mutant]:
     return found
 
 
-def _put(holder: object, field: str, index: int | None, node: ast.AST) -> None:
-    if index is None:
-        setattr(holder, field, node)
-    else:
-        holder[index] = node  # type: ignore[index]
-
-
-def _places(node: ast.AST, function: str) -> Iterator[tuple[ast.AST, str, int | None, str]]:
-    """Yield where each part stands that may change: its parent, field and index, and in what."""
+def _places(node: ast.AST, function: str) -> Iterator[tuple[ast.AST, str, Any, Any, str]]:
+    """Yield each part that may change: its parent, its field, what holds it by what, in what."""
     for field, value in ast.iter_fields(node):
-        for index, part in enumerate(value if isinstance(value, list) else [value]):
+        holder: Any = value if isinstance(value, list) else vars(node)
+        for key in range(len(value)) if isinstance(value, list) else [field]:
+            part = holder[key]
             if (
                 field in _LEFT
                 or not isinstance(part, ast.AST)
@@ -99,7 +94,7 @@ def _places(node: ast.AST, function: str) -> Iterator[tuple[ast.AST, str, int | 
                 or (isinstance(part, ast.keyword) and part.arg in _WITHOUT_EFFECT)
             ):
                 continue
-            yield node, field, index if isinstance(value, list) else None, function
+            yield node, field, holder, key, function
             inside = function
             if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 inside = f"{function}.{part.name}".removeprefix(".")

@@ -70,8 +70,7 @@ def _are_known(
     every = [each for each in mutants((ROOT / f"{name}.py").read_text()) if each.key not in equal]
     count = min(len(every), options.sample or len(every))
     picked = random.Random(0).sample(every, count)
-    known = json.loads(baseline.read_text()).get(name, {}) if baseline.exists() else {}
-    before = known.get("survivors", {})
+    before = json.loads(baseline.read_text()).get(name, {}) if baseline.exists() else {}
     counts, survived = Counter[str](), {}
     passing = _passing(tree, tests, f"{name}.py")
     if passing is None:
@@ -89,10 +88,7 @@ def _are_known(
         return survived.keys() <= before.keys()
     tried = {each.key for each in picked}
     kept = {each.key: str(each) for each in every if each.key in before.keys() - tried}
-    entry: dict[str, Any] = {"of": len(every), **counts}
-    if options.sample and known:  # the counts of the last whole run stay
-        entry = known
-    _renew(baseline, name, {**entry, "survivors": dict(sorted((kept | survived).items()))})
+    _renew(baseline, name, dict(sorted((kept | survived).items())))
     return True
 
 
@@ -105,12 +101,12 @@ def _passing(tree: Tree, names: list[str], file: str) -> Tests | None:
     return None
 
 
-def _renew(baseline: Path, name: str, entry: dict[str, Any]) -> None:
+def _renew(baseline: Path, name: str, survivors: dict[str, str]) -> None:
     """Replace one module's entry; several runs may share the file."""
     with open(baseline, "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        known = {**json.loads(file.read() or "{}"), name: entry}
+        known = {**json.loads(file.read() or "{}"), name: survivors}
         file.truncate(0)
         file.write(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
 
