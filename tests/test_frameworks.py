@@ -1,7 +1,6 @@
 """Lightning, Fabric, Accelerate and torch.distributed take the loader as torch's own."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -17,11 +16,8 @@ TorchLoader = torch.utils.data.DataLoader
 DATASET = TensorDataset(torch.arange(12.0).reshape(12, 1), torch.arange(12.0))
 
 
-@pytest.fixture(autouse=True)
-def _warnings_of_the_frameworks():
-    with warnings.catch_warnings():  # they warn of workers, of loggers and of each other
-        warnings.simplefilter("ignore")
-        yield
+# They warn of workers, of loggers and of each other.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def loss_of(model, inputs, targets):
@@ -45,17 +41,16 @@ def in_lightning(tmp_path):
             self.seen.append(batch[1].clone())
             return loss_of(self.linear, *batch)
 
-        def validation_step(self, batch, index):
-            pass
-
         def predict_step(self, batch, index):
             return batch[1]
+
+        validation_step = predict_step
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1e-4)
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    place = {"accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path}
+    place = {"accelerator": "cpu", "default_root_dir": tmp_path}
     return lightning.Trainer(max_epochs=2, enable_model_summary=False, **place, **quiet), Model()
 
 
@@ -77,7 +72,7 @@ def by_accelerate(kind, tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     loader = kind(DATASET, batch_size=5, shuffle=True, num_workers=1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for inputs, targets in [batch for _ in range(2) for batch in loader]:
+    for inputs, targets in [*loader, *loader]:
         accelerator.backward(loss_of(model, inputs, targets))
         optimizer.step()
         seen.append(targets.clone())
@@ -107,17 +102,15 @@ class Named(DataLoader):
 def test_a_loader_that_lightning_builds_anew_keeps_what_it_was_given(tmp_path):
     ours = {"backend": Stock(), "device": "cpu", "seed": 8}
     given = {"num_workers": 1, **ours}
-    named = {"title": "mine", "backend": "stock"}
     trainer, model = in_lightning(tmp_path)
     for loader, kept in (
-        (wrap(TorchLoader(DATASET, batch_size=5, num_workers=1), **ours), given),
-        (DataLoader(DATASET, batch_size=5, **given), given),
-        (Named("mine", DATASET, batch_size=5, backend="stock"), named),
+        (wrap(TorchLoader(DATASET, 5, num_workers=1), **ours), given),
+        (DataLoader(DATASET, 5, **given), given),
+        (Named("mine", DATASET, 5, backend="stock"), {"title": "mine", "backend": "stock"}),
     ):
         targets = trainer.predict(model, loader)
         rebuilt = trainer.predict_dataloaders
-        assert rebuilt is not loader
-        assert type(rebuilt) is type(loader)
+        assert (rebuilt is loader, type(rebuilt)) == (False, type(loader))
         assert {name: getattr(rebuilt, name) for name in kept} == kept
         assert torch.equal(torch.cat(targets), DATASET.tensors[1])
 
@@ -126,8 +119,7 @@ def test_wrap_takes_a_loader_that_accelerate_prepared():
     accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
     prepared = accelerator.prepare(TorchLoader(DATASET, batch_size=5))
     ours = wrap(prepared, backend="stock")
-    assert len(ours) == 3
-    assert ours.dataset is DATASET
+    assert (len(ours), ours.dataset) == (3, DATASET)
     assert_same(list(ours), list(prepared))
     ours.set_epoch(2)
     assert prepared.iteration == 2
@@ -176,22 +168,13 @@ def chosen(kind):
 
 @pytest.mark.parametrize("backend", ["stock", "prefetch"])
 def test_a_subclass_that_iterates_by_its_own_is_left_to_it(backend):
-    for kind, expected in (
-        (doubled(DataLoader), [1, 1, 2, 2]),
-        (doubled(TorchLoader), [1, 1, 2, 2]),
-        (backwards(DataLoader), [2, 1]),
-        (backwards(TorchLoader), [2, 1]),
-        (chosen(DataLoader), [2, 1, 2]),
-        (chosen(TorchLoader), [2, 1, 2]),
-    ):
-        options = {"backend": backend} if issubclass(kind, DataLoader) else {}
-        loader = kind([1, 2], **options)
-        wrapped = wrap(loader, backend=backend)
-        assert [int(batch) for batch in loader] == [int(batch) for batch in wrapped] == expected
-        assert len(wrapped) == len(loader)
-        if not options:
-            with pytest.raises(ValueError, match=r"seed=3: .* iterates by a method of its own"):
-                wrap(loader, seed=3)
+    for make, expected in ((doubled, [1, 1, 2, 2]), (backwards, [2, 1]), (chosen, [2, 1, 2])):
+        for loader in (make(DataLoader)([1, 2], backend=backend), make(TorchLoader)([1, 2])):
+            wrapped = wrap(loader, backend=backend)
+            assert list(map(int, loader)) == list(map(int, wrapped)) == expected
+            assert len(wrapped) == len(loader)
+        with pytest.raises(ValueError, match=r"seed=3: .* iterates by a method of its own"):
+            wrap(loader, seed=3)
 
 
 @pytest.mark.parametrize("kind", [backwards(DataLoader), chosen(DataLoader)])
@@ -213,9 +196,9 @@ def test_a_subclass_keeps_attributes_of_its_own_that_have_our_names():
         def seed(self):
             return None
 
-    assert Placed([1, 2], device="cpu").device == "cpu"
-    assert [int(batch) for batch in Placed([1, 2], device="cpu")] == [1, 2]
-    assert [int(batch) for batch in Asking([1, 2], backend="prefetch")] == [1, 2]
+    placed = Placed([1, 2], device="cpu")
+    assert placed.device == "cpu"
+    assert list(map(int, placed)) == list(map(int, Asking([1, 2], backend="prefetch"))) == [1, 2]
 
 
 class Again:

@@ -38,13 +38,8 @@ BACKENDS = {
     "dali": Dali,
     "synthetic": Synthetic,
 }
-WORKERS = {
-    "none": {},
-    "two": {"num_workers": 2},
-    "persistent": {"num_workers": 2, "persistent_workers": True},
-}
-
-
+TWO = {"num_workers": 2}
+PERSISTENT = {**TWO, "persistent_workers": True}
 COUNT, SIDE = 120, 8
 BYTES = SIDE * SIDE * 3
 
@@ -87,23 +82,23 @@ def wrong_samples(batches):
     """Return the samples of an epoch that are wrong; assert that the epoch is whole."""
     images, indices = (torch.cat(parts) for parts in zip(*batches, strict=True))
     assert sorted(indices.tolist()) == list(range(COUNT))
-    wanted = indices[:, None].expand(-1, BYTES)
-    same = (images.flatten(1) * 255).round().long() == wanted
+    same = (images.flatten(1) * 255).round().long() == indices[:, None]
     return indices[~same.all(1)].tolist()
 
 
 class LazyAttributes(Images):
-    """Properties and a ``__getattr__`` that open the file too, as around an HDF5 file."""
+    """Attributes that open the file too, as around an HDF5 file."""
 
-    def _opened(self):
+    @property
+    def classes(self):
         return self[0][1]
 
-    classes = class_to_idx = data = dataset = datasets = encoded = loader = property(_opened)
-    root = target = target_transform = transforms = property(_opened)
+    class_to_idx = data = dataset = datasets = encoded = loader = classes
+    root = target = target_transform = transforms = classes
 
     def __getattr__(self, name):
         if not name.startswith("_") or name == "__getitems__":
-            self._opened()
+            self[0]
         raise AttributeError(name)
 
 
@@ -124,18 +119,18 @@ def test_explaining_and_caching(tmp_path):
     assert_unchanged(dataset)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("workers", [{}, TWO, PERSISTENT], ids=["none", "two", "persistent"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.covering
 def test_epochs_of_each_backend(backend, workers, tmp_path):
     dataset = Images(tmp_path)
-    loader = DataLoader(dataset, 8, shuffle=True, backend=BACKENDS[backend](), **WORKERS[workers])
+    loader = DataLoader(dataset, 8, shuffle=True, backend=BACKENDS[backend](), **workers)
     for _ in range(2):
         loader.explain()
         batches = list(loader)
         if backend != "synthetic":
             assert wrong_samples(batches) == []
-    if workers != "none":
+    if workers:
         assert_unchanged(dataset)
     elif dataset.file:  # a loop without workers reads here: that is what it is
         dataset.file.close()
@@ -153,15 +148,15 @@ def checked(loader):
 @pytest.mark.parametrize(
     ("look", "backend", "workers"),
     [
-        (tuned, "stock", "none"),
-        (tuned, "dali", "persistent"),
-        (checked, "h5", "two"),
-        (checked, "prefetch", "two"),
+        (tuned, "stock", {}),
+        (tuned, "dali", PERSISTENT),
+        (checked, "h5", TWO),
+        (checked, "prefetch", TWO),
     ],
 )
 def test_tuning_and_the_check(look, backend, workers, tmp_path):
     dataset = LazyAttributes(tmp_path)
-    look(DataLoader(dataset, 8, backend=BACKENDS[backend](), **WORKERS[workers]))
+    look(DataLoader(dataset, 8, backend=BACKENDS[backend](), **workers))
     assert_unchanged(dataset)
 
 
@@ -169,12 +164,11 @@ def test_tuning_and_the_check(look, backend, workers, tmp_path):
 @pytest.mark.nightly
 def test_processes_that_are_not_forked(context, tmp_path):
     dataset = Images(tmp_path)
-    options = {"num_workers": 1, "multiprocessing_context": context}
+    options = {"num_workers": 1, "multiprocessing_context": multiprocessing.get_context(context)}
     for backend in ("prefetch", "dali"):
         loader = DataLoader(dataset, 8, backend=BACKENDS[backend](), **options)
         assert loader.explain().runs, loader.explain()
-    start = multiprocessing.get_context(context)
-    precompute(dataset, tmp_path / "x.h5", num_workers=1, multiprocessing_context=start)
+    precompute(dataset, tmp_path / "x.h5", **options)
     dataloaders.tune(loader, budget_s=0.5, max_workers=1, remember=False)
     assert_unchanged(dataset)
 
@@ -197,11 +191,10 @@ def test_an_epoch_that_is_under_way_in_this_process(tmp_path):
 
 
 class Lines(IterableDataset):
-    """The lines of a file that is open, one after the other."""
+    """The numbers in the lines of an open file, one after the other."""
 
-    def __init__(self, path):
-        path.write_text("".join(f"{number:07}\n" for number in range(20_000)))
-        self.file = open(path)  # noqa: SIM115
+    def __init__(self, file):
+        self.file = file
 
     def __iter__(self):
         return map(int, self.file)
@@ -209,13 +202,14 @@ class Lines(IterableDataset):
 
 def test_reading_on_where_a_file_is_open(tmp_path):
     """A fork reads on after what was read here, and what it reads is read here as well."""
-    dataset, batches = Lines(tmp_path / "lines"), []
+    path, batches = tmp_path / "lines", []
+    path.write_text("".join(f"{number:07}\n" for number in range(20_000)))
 
     def a_line_far_on(dataset):
         return next(itertools.islice(dataset, 2999, None))
 
-    with dataset.file:
-        loader = DataLoader(dataset, 100)
+    with open(path) as file:
+        loader = DataLoader(Lines(file), 100)
         for batch in loader:
             batches.append(batch)
             if len(batches) == 10:  # at the end of a buffer
@@ -266,18 +260,16 @@ def test_nothing_is_observed_twice(backend, tmp_path):
     loader = DataLoader(dataset, 4, backend=BACKENDS[backend](), num_workers=1)
     for _ in range(2):
         loader.explain()
-    observers = dataset.readers
-    assert len(observers) == (backend in ("prefetch", "dali"))
+    observed = backend in ("prefetch", "dali")
+    assert len(dataset.readers) == observed
     list(loader)
     readers = dataset.readers
     for _ in range(2):
         loader.explain()
         list(loader)
     assert os.getpid() not in dataset.readers
-    if backend in ("h5", "synthetic"):
-        assert dataset.readers == readers
-    else:  # a new worker an epoch, and no other process
-        assert len(dataset.readers) == len(observers) + 3
+    # A new worker an epoch, and no other process.
+    assert len(dataset.readers) == (4 if observed else len(readers))
 
 
 @pytest.mark.parametrize(
@@ -292,9 +284,8 @@ def test_nothing_is_observed_twice(backend, tmp_path):
 )
 @pytest.mark.nightly
 def test_a_dataset_that_ends_or_hangs_its_process(behave, reason, tmp_path, workers_end_fast):
-    def loader(backend, timeout=1):
-        options = {"num_workers": 1, "timeout": timeout}
-        return DataLoader(Images(tmp_path, behave), 4, backend=backend, **options)
+    def loader(backend):
+        return DataLoader(Images(tmp_path, behave), 4, backend=backend, num_workers=1, timeout=1)
 
     plan = str(loader(Prefetch(tail=True)).explain())
     assert "images are normalised before the copy" in plan
@@ -310,14 +301,11 @@ def test_a_dataset_that_ends_or_hangs_its_process(behave, reason, tmp_path, work
 
 def test_where_no_process_can_be_started_the_plan_says_why(tmp_path, capfd):
     options = {"backend": Prefetch(tail=True), "num_workers": 1}
-    images = Images(tmp_path)
-    images.function = lambda: None
-    unsendable = DataLoader(images, 4, multiprocessing_context="spawn", **options)
-    plan = str(unsendable.explain())
-    assert "no process could be started to read samples of Images (" in plan
+    images = Images(tmp_path, behave=lambda: None)
+    plan = str(DataLoader(images, 4, multiprocessing_context="spawn", **options).explain())
     assert "must be picklable unless they are forked" in plan
-    loader = DataLoader(Images(tmp_path), 4, **options)
     with torch.device("meta"):  # which has no generators
-        plan = str(loader.explain())
-    assert "no process could be started to read samples of Images (" in plan
+        other = str(DataLoader(images, 4, **options).explain())
+    for text in (plan, other):
+        assert "no process could be started to read samples of Images (" in text
     assert capfd.readouterr().err == ""
