@@ -38,8 +38,7 @@ BACKENDS = {
     "dali": Dali,
     "synthetic": Synthetic,
 }
-TWO = {"num_workers": 2}
-PERSISTENT = {**TWO, "persistent_workers": True}
+PERSISTENT = {"num_workers": 2, "persistent_workers": True}
 COUNT, SIDE = 120, 8
 BYTES = SIDE * SIDE * 3
 
@@ -119,23 +118,6 @@ def test_explaining_and_caching(tmp_path):
     assert_unchanged(dataset)
 
 
-@pytest.mark.parametrize("workers", [{}, TWO, PERSISTENT], ids=["none", "two", "persistent"])
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.covering
-def test_epochs_of_each_backend(backend, workers, tmp_path):
-    dataset = Images(tmp_path)
-    loader = DataLoader(dataset, 8, shuffle=True, backend=BACKENDS[backend](), **workers)
-    for _ in range(2):
-        loader.explain()
-        batches = list(loader)
-        if backend != "synthetic":
-            assert wrong_samples(batches) == []
-    if workers:
-        assert_unchanged(dataset)
-    elif dataset.file:  # a loop without workers reads here: that is what it is
-        dataset.file.close()
-
-
 def tuned(loader):
     for step in (None, lambda batch: torch.zeros(64, 64) @ torch.zeros(64, 64)):
         dataloaders.tune(loader, step, budget_s=0.1, max_workers=2, remember=False)
@@ -150,8 +132,8 @@ def checked(loader):
     [
         (tuned, "stock", {}),
         (tuned, "dali", PERSISTENT),
-        (checked, "h5", TWO),
-        (checked, "prefetch", TWO),
+        (checked, "h5", {"num_workers": 2}),
+        (checked, "prefetch", {"num_workers": 2}),
     ],
 )
 def test_tuning_and_the_check(look, backend, workers, tmp_path):
@@ -171,23 +153,6 @@ def test_processes_that_are_not_forked(context, tmp_path):
     precompute(dataset, tmp_path / "x.h5", **options)
     dataloaders.tune(loader, budget_s=0.5, max_workers=1, remember=False)
     assert_unchanged(dataset)
-
-
-def test_an_epoch_that_is_under_way_in_this_process(tmp_path):
-    """A fork shares the offsets of files that are open here: reading there must not move them."""
-    dataset = Images(tmp_path)
-    loader = DataLoader(dataset, 8)
-    batches = []
-    for batch in loader:
-        batches.append(batch)
-        if len(batches) in (1, 5):
-            for backend in ("prefetch", "dali", "synthetic"):
-                wrap(loader, backend=BACKENDS[backend]()).explain()
-        if len(batches) == 3:
-            estimate(dataset, tmp_path / "cache.h5")
-            dataloaders.tune(loader, budget_s=0.1, max_workers=1, remember=False)
-    dataset.file.close()
-    assert wrong_samples(batches) == []
 
 
 class Lines(IterableDataset):
@@ -253,11 +218,12 @@ def test_what_the_look_raises_is_raised_here(tmp_path):
         observing.observe(loader, lambda dataset: lambda: 1)
 
 
-@pytest.mark.parametrize("backend", ["prefetch", "dali", "h5", "synthetic"])
-@pytest.mark.thinned(3)
-def test_nothing_is_observed_twice(backend, tmp_path):
+@pytest.mark.parametrize("workers", [{"num_workers": 1}, PERSISTENT], ids=["one", "persistent"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.covering
+def test_epochs_are_read_by_workers_and_nothing_is_observed_twice(backend, workers, tmp_path):
     dataset = Images(tmp_path)
-    loader = DataLoader(dataset, 4, backend=BACKENDS[backend](), num_workers=1)
+    loader = DataLoader(dataset, 8, shuffle=True, backend=BACKENDS[backend](), **workers)
     for _ in range(2):
         loader.explain()
     observed = backend in ("prefetch", "dali")
@@ -266,10 +232,13 @@ def test_nothing_is_observed_twice(backend, tmp_path):
     readers = dataset.readers
     for _ in range(2):
         loader.explain()
-        list(loader)
+        batches = list(loader)
+        assert backend == "synthetic" or wrong_samples(batches) == []
     assert os.getpid() not in dataset.readers
-    # A new worker an epoch, and no other process.
-    assert len(dataset.readers) == (4 if observed else len(readers))
+    if backend in ("stock", "prefetch", "dali"):  # a new worker an epoch, or those of the first one
+        assert len(dataset.readers) == observed + (2 if workers is PERSISTENT else 3)
+    else:
+        assert dataset.readers == readers
 
 
 @pytest.mark.parametrize(
