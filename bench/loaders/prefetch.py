@@ -11,7 +11,7 @@ alone. No way of loading can be faster than the slowest of the three.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from bench.harness import (
     finished,
     interleave,
 )
-from bench.peers import prefetchers
 from dataloaders import DataLoader
 
 _BAR = 1.03
@@ -89,6 +88,33 @@ def step_of(kernels: Kernels, seconds: float) -> Callable[[Any], None]:
     return step
 
 
+def plain(loader: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """Copy in the loop, as most scripts do."""
+    for batch in loader:
+        yield [leaf.to(device, non_blocking=True) for leaf in batch]
+
+
+def textbook(loader: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """Copy one batch ahead on a side stream, as the tuning guides show."""
+    stream, iterator = torch.cuda.Stream(), iter(loader)
+
+    def load() -> Any:
+        batch = next(iterator, None)
+        if batch is None:
+            return None
+        with torch.cuda.stream(stream):
+            return [leaf.to(device, non_blocking=True) for leaf in batch]
+
+    following = load()
+    while following is not None:
+        torch.cuda.current_stream().wait_stream(stream)
+        batch = following
+        for leaf in batch:
+            leaf.record_stream(torch.cuda.current_stream())
+        following = load()
+        yield batch
+
+
 def ways_of(work: Workload, kernels: Kernels) -> dict[str, Callable[[], object]]:
     step, device, cuda = step_of(kernels, work.step_ms / 1e3), kernels.device, kernels.cuda
     theirs = torch.utils.data.DataLoader(**work.given, pin_memory=cuda)
@@ -110,14 +136,14 @@ def ways_of(work: Workload, kernels: Kernels) -> dict[str, Callable[[], object]]
         finished(device)
 
     ways: dict[str, Callable[[], object]] = {
-        "plain": lambda: train(prefetchers.plain(theirs, device)),
+        "plain": lambda: train(plain(theirs, device)),
         "prefetch": lambda: train(ours),
         "step alone": lambda: train(resident for _ in range(len(host))),
         "loader alone": lambda: exhaust(host),
         "copy alone": copies,
     }
     if cuda:
-        ways["textbook"] = lambda: train(prefetchers.textbook(theirs, device))
+        ways["textbook"] = lambda: train(textbook(theirs, device))
     return ways
 
 

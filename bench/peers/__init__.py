@@ -3,5 +3,4 @@
 readers.py      precomputed images: h5py, np.memmap, DALI
 check.py        whether a reader's batches are what was asked for, to the pixel
 photos.py       JPEG files: DALI, as its own examples write the pipeline
-prefetchers.py  copies to a GPU ahead of the step, as the tuning guides show
 """
