@@ -1,7 +1,7 @@
 """Real scripts under ``dataloaders check``: the loop that it measures, its end, what it leaves.
 
 Each script runs in a process of its own. The tests assert what is measured and reported, not how
-long it took: ``python -m bench scripts`` compares verdicts with brute force.
+long it took: ``python -m bench third_party`` compares verdicts with brute force.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""The check on whole training scripts: ours, and those of others."""
+"""The check on whole training scripts."""

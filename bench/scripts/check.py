@@ -1,11 +1,8 @@
 """``dataloaders check`` on whole scripts: does it work, what does it say, what is true?
 
-    check   python -m dataloaders check [--budget S] SCRIPT
-    truth   the script's own steps a second with free input / as it is: median of pairs
-
-These are the shapes of loop_shapes.py, whose load can be set to nothing; third_party.py has scripts
-of others. ``python -m bench.scripts.check SCRIPT`` prints the truth of any script, found in turns
-within its own loop.
+check   python -m dataloaders check [--budget S] SCRIPT
+truth   python -m bench.scripts.check SCRIPT: the rate of the script's own loop on held batches
+        over that on its own ones, in turns
 """
 
 from __future__ import annotations
@@ -28,13 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Cell, Result, Scale, case
-from bench.scripts.loop_shapes import SHAPES
+from bench.harness import Cell, Result
 
-BAR = "no wrong verdict, no failure, at most one in ten inconclusive, no finding in ours"
+BAR = "no wrong verdict, no failure, at most one in ten inconclusive"
 _INPUT_FROM, _STEP_UP_TO = 1.05, 1.08  # the check's margins
 _PAIRS = 3
-_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 _TO_END_S = 30
 _VALIDATES_FROM = 20  # times a mean step; the check leaves out such steps, too
 _INPUT_BOUND = ("input-bound", "transfer-bound", "contention-bound")
@@ -47,27 +42,22 @@ class Script:
     Attributes:
         name: in the table.
         command: what follows ``dataloaders check``.
-        truth: what follows ``python`` to print its steps a second, with input as it is and free; or
-            one command, to print their ratios; or none, where child processes train.
         folder: where it runs.
         path: folders that it imports from.
-        launcher: what follows ``python`` before all of that.
-        ours: whether it is known to be free of what `findings` finds.
+        spawns: whether child processes train, so that its truth cannot be found.
     """
 
     name: str
     command: tuple[str, ...]
-    truth: tuple[tuple[str, ...], ...]
-    folder: Path = Path()
+    folder: Path
     path: tuple[str, ...] = ()
-    launcher: tuple[str, ...] = ()
-    ours: bool = False
+    spawns: bool = False
 
     def run(self, words: tuple[str, ...], most_s: float) -> subprocess.CompletedProcess[str]:
         """Return what ``python *words`` gives; its status is 124 if it does not end in time."""
         here = str(Path(__file__).resolve().parents[2])
         path = [*self.path, here, *filter(None, [os.environ.get("PYTHONPATH")])]
-        command = [sys.executable, *self.launcher, *words]
+        command = [sys.executable, *words]
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(
                 command, cwd=self.folder, stdout=output, stderr=errors, start_new_session=True,
@@ -77,7 +67,7 @@ class Script:
                 status = process.wait(most_s)
             except subprocess.TimeoutExpired:
                 status = 124
-                os.killpg(process.pid, signal.SIGTERM)  # a launcher then ends its ranks
+                os.killpg(process.pid, signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_TO_END_S)
                 with suppress(ProcessLookupError):
@@ -88,16 +78,12 @@ class Script:
             return subprocess.CompletedProcess(command, status, output.read(), errors.read())
 
     def truths(self) -> tuple[float, ...]:
-        """Return steps a second with free input / as it is, by pair; NaN if not counted."""
-        if len(self.truth) < 2:
-            shown = "".join(self.run(words, 600).stdout for words in self.truth)
-            found = re.search("truth: ([0-9. ]+)", shown)
-            return tuple(map(float, found[1].split())) if found else (math.nan,)
-        return tuple(self._rate(free) / self._rate(real) for real, free in _PAIRS * [self.truth])
-
-    def _rate(self, words: tuple[str, ...]) -> float:
-        found = re.search("steps a second: ([0-9.]+)", self.run(words, 300).stdout)
-        return float(found[1]) if found else math.nan
+        """Return steps a second on held batches / as it is, by pair; NaN if not counted."""
+        if self.spawns:
+            return (math.nan,)
+        shown = self.run(("-m", "bench.scripts.check", *self.command), 600).stdout
+        found = re.search("truth: ([0-9. ]+)", shown)
+        return tuple(map(float, found[1].split())) if found else (math.nan,)
 
 
 def examined(script: Script, budget_s: float) -> tuple[tuple[Cell, ...], Counter[str]]:
@@ -125,7 +111,7 @@ def examined(script: Script, budget_s: float) -> tuple[tuple[Cell, ...], Counter
     wrong = high < _INPUT_FROM if verdict in _INPUT_BOUND else low > _STEP_UP_TO
     marks = {
         "wrong": wrong and verdict in ("step-bound", *_INPUT_BOUND),
-        "failed": done.returncode != 0 or (script.ours and findings),
+        "failed": done.returncode != 0,
         "inconclusive": verdict in ("inconclusive", "none") and not close,
         "close": close,
         "unknown": not known,
@@ -142,18 +128,6 @@ def examined(script: Script, budget_s: float) -> tuple[tuple[Cell, ...], Counter
     return row, Counter(mark for mark, given in marks.items() if given)
 
 
-@case(BAR)
-def scripts(scale: Scale, folder: Path) -> Result:
-    """Is the check right on whole training scripts?"""
-    shapes = scale.named(SHAPES, ["plain"])
-    loads = scale.pick(
-        full=[(1.0, 20.0, 0), (20.0, 20.0, 0), (20.0, 20.0, 2)], tiny=[(5.0, 5.0, 0)]
-    )
-    steps = scale.pick(full=120, tiny=10)
-    scripts = [of_ours(name, *load, steps) for name in shapes for load in loads]
-    return compared(scripts, scale.pick(full=20.0, tiny=1.0))
-
-
 def compared(scripts: list[Script], budget_s: float) -> Result:
     """Return what the check says of each script, beside its truth."""
     rows, marks = [], Counter[str]()
@@ -168,29 +142,11 @@ def compared(scripts: list[Script], budget_s: float) -> Result:
         notes=(
             f"{len(rows)} scripts: {marks['wrong']} wrong, {marks['failed']} failed, "
             f"{marks['inconclusive']} inconclusive. "
-            f"Truth: steps a second with free input / as it is, {_PAIRS} pairs in turn; of "
+            f"Truth: steps a second on held batches / as it is, {_PAIRS} pairs in turn; of "
             f"{marks['unknown']} it is unknown; of {marks['close']} it is within the check's "
             "margins, or its runs differ by as much: there, neither verdict is wrong and none is "
             "asked for.",
         ),
-    )
-
-
-def of_ours(name: str, load: float, step: float, workers: int, steps: int) -> Script:
-    """Return a shape of `bench.scripts.loop_shapes`; its truth is the rate of ``steps`` steps."""
-    steps = min(steps, 40) if name == "one_epoch" else steps
-
-    def words(load: float) -> tuple[str, ...]:
-        given = f"--load {load} --step {step} --workers {workers}"
-        return ("-m", "bench.scripts.loop_shapes", name, *given.split())
-
-    counted = ("--steps", str(steps))
-    return Script(
-        f"{name}, load {load:g} ms, step {step:g} ms, {workers} workers",
-        words(load),
-        ((*words(load), *counted), (*words(0), *counted)),
-        launcher=_TORCHRUN if name == "ranks" else (),
-        ours=True,
     )
 
 
@@ -223,9 +179,8 @@ def _brute_force(words: list[str]) -> None:
             ratios.append(took[0] / took[1])
 
     takeover = Takeover(measure)
-    target = Target(words[1], "module") if words[0] == "-m" else Target(words[0], "file")
     with Scratch(lambda: takeover.optimizers.steps > 0), takeover:
-        target.run(words[2:] if words[0] == "-m" else words[1:])
+        Target(words[0], "file").run(words[1:])
     print("\ntruth:", *ratios or ["no loop over a loader was counted"])
 
 
