@@ -1,15 +1,18 @@
 """A finished cache opens at once: no process, no sample read, and what changed is named."""
 
 import ast
+import importlib.util
 import multiprocessing
 import os
+import shutil
+import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
@@ -17,9 +20,9 @@ from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError, CacheWarning, OptionError
-from helpers import warm
+from helpers import datasets, warm
 from helpers.cached import built
-from helpers.datasets import Made, MapDataset
+from helpers.datasets import Made
 from helpers.hostile import Whole
 from helpers.pictures import Opened, noise
 from helpers.processes import run_script, takes_less_than
@@ -164,19 +167,29 @@ def test_options_that_torchvision_does_not_print_are_compared(tmp_path, before, 
         precompute(dataset, tmp_path / "a.h5")
 
 
-class Files(MapDataset):
+OPTIONS = {"add": 0}
+
+
+class Files(Dataset):
     """Files of a folder, which holds the numbers of their names."""
 
-    log = Path("read.log")
+    log, shift = Path("read.log"), 0
 
     def __init__(self, folder, names="abcdefgh", add=0):
-        super().__init__(None, len(names), folder=folder, names=list(names), add=add)
+        self.folder, self.names, self.add = folder, list(names), add
         for number, name in enumerate(names):
             if not (folder / name).exists():
                 (folder / name).write_text(str(number))
 
-    def sample(self, index):
-        return int((self.folder / self.names[index]).read_text()) + self.add
+    def __len__(self):
+        return len(self.names)
+
+    def __getitem__(self, index):
+        with open(self.log, "a") as log:
+            log.write(f"{index}\n")
+        number = int((self.folder / self.names[index]).read_text())
+        others = [OPTIONS[name] for name in ("add",)] + [int(os.getenv("ADD", "0"))]
+        return number + self.add + self.shift + datasets.SIZE % 11 + sum(others)
 
 
 class Others(Files):
@@ -190,7 +203,7 @@ def opened_before(tmp_path, monkeypatch, cache_folder):
     And how often it reads a sample.
     """
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "files"
+    folder = Path("files")
     folder.mkdir()
 
     def opened(dataset, **options):
@@ -232,9 +245,15 @@ def test_a_note_that_is_a_pipe_is_not_waited_for(opened_before):
         opened(Files(folder))
 
 
-def a_note_cut_short(folder):
+def a_note_cut_short(folder, _):
     for note in (folder.parent / "cache" / "h5").glob("*.json"):
         note.write_text(note.read_text()[:-9])
+
+
+def another_current_folder(folder, monkeypatch):
+    shutil.copytree(folder, Path("other") / folder)
+    monkeypatch.chdir("other")
+    (folder / "a").write_text("9")
 
 
 @pytest.mark.parametrize(
@@ -245,36 +264,61 @@ def a_note_cut_short(folder):
         (None, lambda folder: Files(folder, "abcdefg"), range(7)),
         (None, lambda folder: Files(folder, "bacdefgh"), [1, 0, *range(2, 8)]),
         (None, lambda folder: Subset(Files(folder), range(8)), range(8)),
-        (lambda folder: (folder / "h").write_text("70"), Files, [*range(7), 70]),
-        (lambda folder: (folder / "i").write_text("8"), Files, range(8)),
+        (lambda folder, _: (folder / "h").write_text("70"), Files, [*range(7), 70]),
+        (lambda folder, _: (folder / "i").write_text("8"), Files, range(8)),
         (a_note_cut_short, Files, range(8)),
+        (another_current_folder, Files, [9, *range(1, 8)]),
+        (lambda _, patch: patch.setitem(OPTIONS, "add", 5), Files, range(5, 13)),
+        (lambda _, patch: patch.setattr(datasets, "SIZE", 12), Files, range(1, 9)),
+        (lambda _, patch: patch.setattr(Files, "shift", 30), Files, range(30, 38)),
+        (lambda _, patch: patch.setenv("ADD", "40"), Files, range(40, 48)),
     ],
 )
 def test_without_a_path_what_changed_is_never_read_from_the_old_cache(
-    opened_before, change, dataset, rows
+    opened_before, monkeypatch, change, dataset, rows
 ):
     folder, opened = opened_before
     if change is not None:
-        change(folder)
+        change(folder, monkeypatch)
     found, read = opened(dataset(folder))
     assert found == list(rows)
     assert read > 0
     assert opened(dataset(folder)) == (list(rows), 0)
 
 
-SCRIPT = """
-import multiprocessing, sys, torch
-from backends.h5 import H5
-from dataloaders import DataLoader
-
-multiprocessing.set_start_method(sys.argv[1])
+NUMBERS = """
+import torch
 
 class Numbers(torch.utils.data.Dataset):
     def __len__(self):
         return 8
     def __getitem__(self, index):
         return torch.tensor(index) + ADD
+"""
 
+
+def test_without_a_path_a_class_is_that_of_its_file(tmp_path, monkeypatch, cache_folder):
+    """Projects, and scripts, have classes of one name; no file of the other one has changed."""
+    for add in (0, 10, 0):
+        file = tmp_path / str(add) / "mine.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(NUMBERS.replace("ADD", str(add)))
+        os.utime(file, (0, 1000))  # long before it runs: no other code was loaded
+        spec = importlib.util.spec_from_file_location("mine", file)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "mine", module)
+        spec.loader.exec_module(module)
+        (batch,) = DataLoader(module.Numbers(), batch_size=8, backend="h5")
+        assert batch.tolist() == [add + number for number in range(8)]
+
+
+SCRIPT = f"""
+import multiprocessing, sys
+from backends.h5 import H5
+from dataloaders import DataLoader
+
+multiprocessing.set_start_method(sys.argv[1])
+{NUMBERS}
 print(next(iter(DataLoader(Numbers(), batch_size=8, backend=H5(*sys.argv[2:])))).tolist())
 """
 

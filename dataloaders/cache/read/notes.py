@@ -1,11 +1,13 @@
 """Remember which cache holds a dataset's samples, so that finding it again reads none of them.
 
     class, attributes, transforms ──pickled, hashed──> 5e1f...json: 09ab...h5 is the cache
-                                                       └── the files that this depends on
+    globals that their code names ──┘                  └── the files that this depends on
 
 A note is valid while each of these files is unchanged: those that samples were read from, those
 that the dataset's attributes name, and the loaded modules, whose code a pickle does not contain. A
-dataset that cannot be pickled, or takes more than 256 MiB, has no note.
+pickle has a class by its name, so the file of its module is hashed, too, and so is the folder in
+which relative paths begin. A dataset that cannot be pickled, or takes more than 256 MiB, has no
+note.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,7 @@ from dataloaders.observing.opened import Files, add, unchanged
 _LARGEST = 1 << 28  # bytes of a pickle: to hash more takes longer than to read some samples
 _OBJECTS = 100  # of the dataset, whose attributes may name files
 # Of these packages only the module with the version counts; this package makes no samples.
+_INSTALLED = re.compile("/(site|dist)-packages/")
 _VERSIONED = {*sys.stdlib_module_names, "torch", "torchvision", "PIL", "numpy", "dataloaders"}
 
 
@@ -40,7 +44,9 @@ class Note:
         self._path: Path | None = None
         state = _State()
         with suppress(Exception):  # somebody's own classes: a lambda, an open file, anything
-            state.dump((sys.version, others, dataset))
+            state.dump((sys.version, os.getcwd(), others, dataset))
+            for code in state.code:  # which grows meanwhile
+                state.dump(_read_by(code))
             self._path = folder / f"{state.hash.hexdigest()[:24]}.json"
         self._held = state.held
 
@@ -76,6 +82,7 @@ class _State(pickle.Pickler):
         super().__init__(self, protocol=5, buffer_callback=lambda each: self.write(each.raw()))
         self.hash = hashlib.sha256()
         self.held: Files = {}
+        self.code: list[type | FunctionType] = []  # that it has by name
         self._bytes = self._objects = 0
 
     def write(self, data: Any) -> None:
@@ -92,6 +99,10 @@ class _State(pickle.Pickler):
         if isinstance(value, (type, FunctionType)):
             if value.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
                 raise pickle.PicklingError("code of a notebook: no file changes with it")
+            file = _own_file(value.__module__)
+            if file is not None and value not in self.code:
+                self.code.append(value)
+                self.write(os.fsencode(file))
         elif self._objects < _OBJECTS:
             self._objects += 1
             for each in getattr(value, "__dict__", {}).values():
@@ -100,11 +111,59 @@ class _State(pickle.Pickler):
         return NotImplemented
 
 
+def _read_by(code: type | FunctionType) -> list[Any]:
+    """Return what a class or a function reads besides its arguments, such as a script's options.
+
+    These are attributes of the class, globals, also of modules among them, and variables of the
+    environment.
+    """
+    found: list[Any] = []
+    members: list[tuple[str, Any]] = [("", code)]
+    if isinstance(code, type):
+        kinds = [kind for kind in code.__mro__ if _own_file(kind.__module__)]
+        members = [member for kind in kinds for member in vars(kind).items()]
+    for name, member in members:
+        function = getattr(member, "__func__", getattr(member, "fget", member))
+        if not isinstance(function, FunctionType):
+            if not (name.startswith(("__", "_abc_")) or hasattr(member, "__get__")):
+                found.append((name, member))
+            continue
+        names, spaces = _names_in(function.__code__), [function.__globals__]
+        for space in spaces:
+            for name in sorted(names & space.keys()):
+                value = space[name]
+                if not isinstance(value, ModuleType):
+                    found.append((name, value))
+                elif _own_file(value.__name__) and not any(vars(value) is one for one in spaces):
+                    spaces.append(vars(value))
+        found += [(name, os.environ[name]) for name in sorted(names & os.environ.keys())]
+    return found
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names and texts in ``code``; other texts than names do no harm."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    texts = (each for each in code.co_consts if isinstance(each, str))
+    return set(code.co_names).union(texts, *map(_names_in, inner))
+
+
+def _is_versioned(module: str) -> bool:
+    return module.partition(".")[0] in _VERSIONED
+
+
+def _own_file(module: str) -> str | None:
+    """Return the file of a module of the user's own; None: it is of an installed package."""
+    file: str | None = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or _is_versioned(module) or _INSTALLED.search(file):
+        return None
+    return os.path.abspath(file)
+
+
 def _files_of_modules() -> Files:
     """Return the files of all modules, except most of those in `_VERSIONED`."""
     found: Files = {}
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in _VERSIONED or name.endswith("version"):
+        if not _is_versioned(name) or name.endswith("version"):
             add(found, getattr(module, "__dict__", {}).get("__file__"))
     return found
 
