@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from dataloaders.cache.sample.sample import Path, Tail
 from dataloaders.errors import CacheError
@@ -143,11 +144,18 @@ def sample_of(dataset: Any, index: int) -> Any:
     return dataset[index] if many is None else many([index])[0]
 
 
+def _name_of(dataset: Any) -> str:
+    """Return the name of the class of the user's dataset, of which there may be a Subset."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return type(dataset).__name__
+
+
 def whole(dataset: Any) -> Cut:
     """Return the cut that keeps whole samples of ``dataset``, and has no tail."""
     chains = find_chains(dataset)
     head = _texts([(found, found.members) for found in chains])
-    return Cut(dataset, (), [], head, (), type(dataset).__name__)
+    return Cut(dataset, (), [], head, (), _name_of(dataset))
 
 
 def cuts_of(dataset: Any, *, images: bool = False) -> tuple[list[Cut], str]:
@@ -244,7 +252,7 @@ def cut_at(
         made,
         _texts(before),
         _texts(after),
-        type(dataset).__name__,
+        _name_of(dataset),
     )
 
 
