@@ -547,6 +547,7 @@ class TestModel:
         [
             (0.08, {"real": 0.08, "workers": 1, "cores": 1}, "workers", "more cores are missing"),
             (0.08, {"real": 0.04, "workers": 2, "room": 4}, "workers", "shared memory"),
+            (0.02, {"starting": 0.03}, "workers", "starting them for each epoch takes as long"),
             (0.005, {"real": 0.015, "transfer": 0.005, "workers": 2}, "workers", "keep up"),
             (0.02, {"real": 0.02, "workers": 1}, "prefetch_factor", "evens out nothing"),
             (0.04, {}, "prefetch", "no copy"),

@@ -263,6 +263,11 @@ def _queues(stages: Stages, more: tuple[int, Interval] | None) -> Iterator[Candi
             text = "the workers keep up with the step" if own else "loading costs next to nothing"
         elif stages.room is not None and stages.room // stages.prefetch <= own:
             text = f"shared memory has room for {stages.room} batches; a larger /dev/shm is missing"
+        elif stages.starting and _more_workers(replace(stages, starting=0.0)) is not None:
+            text = (
+                "starting them for each epoch takes as long as they save; make epochs longer, or "
+            )
+            text += "keep the loader and give persistent_workers=True as well"
         yield Candidate("workers", reason=text)
     fewer = {n: stages.estimate(n) for n in range(1, own) if stages.contention}
     fewest = min(fewer, key=lambda n: fewer[n], default=own)
