@@ -97,6 +97,13 @@ SCRIPTS = {
         f"{BY_HAND}while True: train(loader, 10**6, 9)",
         2 * f"{[[index] for index in range(9)]}\n",
     ),
+    "the third one of a loader made anew": (
+        f"{BY_HAND}while True: train(rows(9), 10**6, 9)",
+        2 * f"{[[index] for index in range(9)]}\n",
+    ),
+    "batches that it keeps": (
+        "from itertools import cycle\ntrain(cycle(rows(8)))", "itertools.cycle keeps the batches",
+    ),
     # The main file names no optimizer; as in a project whose engine makes it and trains.
     "an imported module's": ("import engine", "loader 2: DataLoader of TensorDataset, 8 batches"),
 }  # fmt: skip
@@ -128,6 +135,14 @@ def test_a_program_that_goes_on_to_train_with_another_loader_is_ended(command):
     done = command("check", "--budget", 0.3, "--no-predict", "train.py")
     assert "it then trained with loader 2" in done.out
     assert "measure that with --loader 2" in done.out
+
+
+def test_a_program_that_trains_in_epochs_that_are_too_short_is_ended(command):
+    Path("train.py").write_text(HEAD + "while True: train(rows(2))")
+    done = command("check", "--budget", 0.3, "train.py", status=3)
+    about = "DataLoader of TensorDataset, 2 batches of 1, num_workers=0"
+    assert f"trained with loader 1 ({about}): measure that with --loader 1" in done.err
+    assert done.err.count(f"{about}: an epoch has fewer than 4 batches") == 1
 
 
 PASSES = """

@@ -147,6 +147,7 @@ class Check:
         self._launched: Interval | None = None  # seconds of a step that was launched at once
         self._running: Generator[Batch, None, None] | None = None
         self._given_at = 0.0  # when the loop got its last batch
+        self._left_after: list[int] = []  # batches, of each time that the loop was left
         self._began_at: float | None = None  # when the budget began, and when measuring ended
         self._ended_at: float | None = None
 
@@ -162,9 +163,17 @@ class Check:
 
     def _batches(self, running: Iterator[Batch]) -> Iterator[Batch]:
         # One generator a loop: a loop that breaks closes its own, and not the running check.
-        for batch in running:
-            self._given_at = self._now()
-            yield batch
+        given = 0
+        try:
+            for batch in running:
+                self._given_at = self._now()
+                given += 1
+                yield batch
+        finally:
+            self._left_after.append(given)
+            # It had the first batches before it was taken over, so its first epoch does not count.
+            if len(self._left_after) > 2 and self._left_after[-2] == given > 1:
+                self._feed.end_after(given)
 
     def report(self) -> Report:
         """Return what is known so far; the verdict is "inconclusive" until that is enough."""

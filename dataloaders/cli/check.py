@@ -265,6 +265,12 @@ def _how_it_ended(takeover: Takeover, outcome: Outcome, enough: bool) -> list[st
         how = f"the script ended by itself {after}, before enough was measured; "
         how += "give it more epochs, or a smaller --budget"
     sentences = [f"measured in loader {loader.number}: {loader.description}", how]
+    if takeover.cycled:
+        sentences.append(
+            "itertools.cycle keeps the batches of the first epoch and issues them again: only that "
+            "epoch, which was measured, loads, shuffles and augments; in place of cycle(loader), "
+            "write a generator: while True: yield from loader"
+        )
     if takeover.beyond and failed:
         sentences.append(
             f"the check prolonged its epoch by {takeover.beyond} batches, which the script may not "

@@ -133,7 +133,8 @@ def no_loader(takeover: Takeover, outcome: Outcome, started: int = 0) -> int:
     if outcome.ending == "interrupted":
         return outcome.status
     lines = [f"no loader was taken over; the script iterated {len(takeover.seen)} of them"]
-    lines += [f"  {seen.number}. {seen.description}: {seen.why_not}" for seen in takeover.seen]
+    alike = {(seen.description, seen.why_not): seen.number for seen in reversed(takeover.seen)}
+    lines += [f"  {n}. {text}: {why}" for (text, why), n in reversed(alike.items())]
     if takeover.left_for is not None:
         lines.append(f"the script was ended, since it {takeover.left_for}")
     if outcome.ending == "raised":
@@ -150,8 +151,9 @@ def no_loader(takeover: Takeover, outcome: Outcome, started: int = 0) -> int:
         )
     else:
         lines.append(
-            "only loops over torch.utils.data.DataLoader and its subclasses can be taken over; "
-            "for any other, call dataloaders.check_bottleneck(loader, step) in the script"
+            "only loops over torch.utils.data.DataLoader and its subclasses can be taken over, "
+            "and not in a process of a pool or of os.fork(); for any other, call "
+            "dataloaders.check_bottleneck(loader, step) in the script"
         )
     print("\n".join(lines), file=sys.stderr)
     return outcome.status or NOTHING_MEASURED

@@ -42,6 +42,7 @@ class Feed:
         self.epoch = -1  # number of the running one
         self.taken = 0  # batches of that epoch
         self.length = batches_in(loader)  # of an epoch; None until one has ended, if it has no len
+        self.most: int | None = None  # batches after which the loop leaves each epoch, if it does
         # Seconds until an epoch's first batch, except of the first epoch; and seconds of the next()
         # that ends an epoch and its workers.
         self.epoch_starts: list[float] = []
@@ -71,6 +72,8 @@ class Feed:
             return self.start()
         begin = self._time.now()
         try:
+            if self.most is not None and self.taken >= self.most:
+                raise StopIteration
             batch = next(self._iterator)
         except StopIteration:
             self.length, self._iterator = self.taken, None
@@ -113,6 +116,15 @@ class Feed:
         if self.epoch > 0 and not abandoned:
             self.epoch_starts.append(self._time.now() - begin)
         return batch
+
+    def end_after(self, batches: int) -> None:
+        """End this epoch, and later ones after so many batches: the loop leaves them there."""
+        if self.length is None or batches <= self.length:
+            self.length = self.most = batches
+            if self.running:
+                begin = self._time.now()
+                self.close()
+                self.epoch_ends.append(self._time.now() - begin)
 
     @property
     def running(self) -> bool:

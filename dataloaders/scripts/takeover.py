@@ -15,6 +15,8 @@ Its loader has no length, or at least `SHORTEST` batches. ``number`` chooses ano
 from __future__ import annotations
 
 import functools
+import gc
+import itertools
 import math
 import os
 import shlex
@@ -24,7 +26,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from unittest import mock
 
 import torch
@@ -102,10 +104,13 @@ class Takeover:
         self.taken: Seen | None = None  # the one handed to measure
         self.steps = 0  # batches of the measurement that the loop was given
         self.beyond = 0  # the most batches past the end of an epoch
+        self.cycled = False  # whether the loop is itertools.cycle(loader)
         self.left_for: str | None = None  # what the program did when it was ended for that
         self.last: Seen | None = None  # the loader that gave the program its last batch
         self.thread: threading.Thread | None = None  # of the measured loop
-        # The number and the time of the first optimizer step after the last batch of any loader.
+        self.last_at = 0  # optimizer steps by then
+        # The number and the time of the first optimizer step after the last batch of any loader
+        # whose epochs are long enough.
         self.alone_since: tuple[int, float] | None = None
         self.optimizers = Optimizers(self._after_step)
         self._measure = measure
@@ -159,6 +164,7 @@ class Takeover:
             return False
         elif not loop.trains:  # a validation, or a prefetcher that turns gradients off
             seen.why_not = "gradients were off: it does not look like training"
+            self._passed_over(f"loader {seen.number}: {seen.why_not}")
             return True
         steps, begun_at = self.optimizers.steps, seen.begun_at
         seen.begun_at = steps
@@ -183,7 +189,9 @@ class Takeover:
             measured = self._measured_loop()
             return stepped or measured is None or measured.asked_at < loop.asked_at
         loop.seen.epochs += loop.given == 1
-        if self._number is None and not stepped and self.optimizers.expected(loop.seen.epochs):
+        # The program may make its loader anew for each epoch.
+        alike = [one.epochs for one in self.seen if one.description == loop.seen.description]
+        if self._number is None and not stepped and self.optimizers.expected(sum(alike)):
             loop.seen.why_not = "no optimizer stepped between its batches"
             self._passed_over(f"loader {loop.seen.number}: {loop.seen.why_not} so far")
             return False
@@ -200,20 +208,26 @@ class Takeover:
             loop.seen = self.taken  # the program makes its loader anew for each epoch
             return True
         if time.monotonic() - self._asked_at > self._patience_s:
-            what = loop.seen.description
-            number = next(one.number for one in self.seen if one.description == what)
-            self.left_for = (
-                f"trained with loader {number} ({what}): measure that with --loader {number}"
-            )
-            stop(self._stuck)
+            self._leave_for(loop.seen)
         return False
 
+    def _leave_for(self, seen: Seen) -> NoReturn:
+        """End the program, which trains with ``seen``."""
+        what = seen.description
+        number = next(one.number for one in self.seen if one.description == what)
+        self.left_for = (
+            f"trained with loader {number} ({what}): measure that with --loader {number}"
+        )
+        stop(self._stuck)
+
     def _after_step(self) -> None:
-        """End the program if it trains on without a loader, and no measured loop lives."""
+        """End the program if it trains on, and no loop lives that is or may be measured."""
         now, steps = time.monotonic(), self.optimizers.steps
         first, since = self.alone_since = self.alone_since or (steps, now)
         late = steps - first > _MOST_STEPS_REFUSED and now - since > self._patience_s
         if late and self._measured_loop() is None:
+            if self.last is not None and steps - self.last_at <= _MOST_STEPS_REFUSED:
+                self._leave_for(self.last)
             self.left_for = "trained without a torch.utils.data.DataLoader"
             stop(self._stuck)
 
@@ -241,6 +255,7 @@ class Takeover:
             return
         self.taken = loop.seen
         loop.seen.why_not = None
+        self.cycled = any(type(one) is itertools.cycle for one in gc.get_referrers(loop))
         self._stream = self._measure(loop.loader, functools.partial(original, loop.loader))
 
     def next_measured(self, loop: Loop) -> Batch:
@@ -344,7 +359,9 @@ class Loop:
         with passing():  # a dataset may iterate loaders of its own
             batch = takeover.next_measured(self) if self._batches is None else self._next_own()
         self.given += 1
-        takeover.last, takeover.alone_since = self.seen, None
+        takeover.last, takeover.last_at = self.seen, takeover.optimizers.steps
+        if self._batches is None or self.seen.length is None or self.seen.length >= SHORTEST:
+            takeover.alone_since = None
         return batch
 
     def __len__(self) -> int:

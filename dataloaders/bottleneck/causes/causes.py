@@ -47,6 +47,7 @@ from dataloaders.predicting import (
     small_caches,
     variant_of,
 )
+from dataloaders.specification import batches_in
 from dataloaders.tuning.trial import observe
 from dataloaders.tuning.variant import backend_of, inner_name_of
 
@@ -145,7 +146,7 @@ class Causes:
                     loader,
                     stages,
                     decodes="decode" in seen.by_call,
-                    batches=self._blocks.feed.length,
+                    batches=batches_in(loader) or self._blocks.feed.length,
                     until=until,
                     run=way,
                 )

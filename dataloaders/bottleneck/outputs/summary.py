@@ -92,6 +92,8 @@ def _notes(
         ),
         "everything was measured within the first epoch; a dataset that fills a cache in its "
         "first epoch is faster later": found and feed.epoch == 0 and feed.length is not None,
+        f"the loop leaves each epoch after {feed.most} batches, and begins a new one, workers "
+        "included: so did the measurement": feed.most,
         "the step writes into its batch; resident batches were restored, unmeasured": blocks.writes,
         f"the loop repeats itself every {blocks.cycle} batches: blocks hold whole cycles": (
             blocks.cycle > 1
