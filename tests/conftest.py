@@ -48,21 +48,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if values <= seen[test]:
                 item.add_marker(pytest.mark.nightly)
             seen[test] |= values
-    if order := os.environ.get("TEST_ORDER"):
-        _shuffle(items, order)
+    if seed := os.environ.get("TEST_ORDER"):  # of the files, and of the tests in each
+
+        def drawn(name: str) -> float:
+            return random.Random(f"{seed}{name}").random()
+
+        items.sort(key=lambda item: (drawn(item.path.name), drawn(item.nodeid)))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False here")
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
-
-
-def _shuffle(items: list[pytest.Item], seed: str) -> None:
-    """Order the files, and the tests in each, by this seed."""
-    keys = {item: random.Random(f"{seed}{item.nodeid}").random() for item in items}
-    files = {item.path: random.Random(f"{seed}{item.path.name}").random() for item in items}
-    items.sort(key=lambda item: (files[item.path], keys[item]))
 
 
 def pytest_collection_finish() -> None:

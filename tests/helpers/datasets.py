@@ -67,22 +67,16 @@ SAMPLES: dict[str, Callable[[int], Any]] = {
 
 
 class MapDataset(Dataset[Any]):
-    """``sample(index)`` for each index: a function, the name of one of `SAMPLES`, or a method.
-
-    Attributes:
-        failing: the indices whose samples raise.
-        log: a file to which the index of each sample that is read is written.
-    """
+    """``sample(index)`` for each index: a function, the name of one of `SAMPLES`, or a method."""
 
     sample: Any
     size: int = SIZE
-    failing: Collection[int] = ()
-    log: Path | None = None
+    failing: Collection[int] = ()  # the indices whose samples raise
+    log: Path | None = None  # to which the index of each sample that is read is written
 
     def __init__(self, sample: Any = None, /, size: int | None = None, **attributes: Any) -> None:
-        given = {"sample": sample, "size": size}
+        given = {"sample": sample, "size": size, **attributes}
         vars(self).update({name: value for name, value in given.items() if value is not None})
-        vars(self).update(attributes)
 
     def __len__(self) -> int:
         return self.size

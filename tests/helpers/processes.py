@@ -33,12 +33,7 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     """Write ``source`` to ``folder/script.py`` and run it there, as `warm.run` does.
 
-    Args:
-        folder: the script's.
-        source: its text; warnings are errors in it.
-        env: variables besides ours.
-        python: a new interpreter; None: a fork of the one of `warm`.
-        status: the exit status that is asserted; None: any.
+    Warnings are errors in it; ``env`` has variables besides ours.
     """
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
@@ -87,19 +82,12 @@ def is_true_in_a_fork(action: Callable[[], bool]) -> bool:
 
 @dataclass(frozen=True)
 class Held:
-    """What this process held at one moment.
-
-    Attributes:
-        processes: its children.
-        threads: Python's, by their identities.
-        files: how many are open.
-        shared: names of torch's segments of shared memory.
-    """
+    """What this process held at one moment."""
 
     processes: frozenset[int]
     threads: frozenset[int | None]
     files: int
-    shared: frozenset[str]
+    shared: frozenset[str]  # torch's segments of shared memory
 
     @classmethod
     def now(cls) -> Held:
@@ -124,11 +112,7 @@ class Held:
 
 
 def open_files() -> int:
-    """Return how many files are open, once the threads of closed queues have ended.
-
-    A queue that multiprocessing closes is fed to its end by a thread, which holds its pipe until
-    then; the queue of a live loader keeps its thread, which is not waited for.
-    """
+    """Return how many files are open, once the threads that feed closed queues have ended."""
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
             thread.join(0.5)

@@ -117,15 +117,11 @@ def run(
     Args:
         arguments: ``-W`` with its value any number of times, then a script, ``-c`` or ``-m``, then
             the program's own.
-        cwd: where it runs; None: here.
-        env: all of its variables; None: those of this process.
-        timeout: seconds after which it is killed, with what it has started.
+        cwd, env: as `subprocess.run` has them.
+        timeout: seconds after which it is killed, with what it has started (TimeoutExpired).
         python: a new interpreter; None: a fork, unless ``env`` has variables of its own that are
             read at the start.
         status: the exit status that is asserted; None: any.
-
-    Raises:
-        subprocess.TimeoutExpired: it was killed.
     """
     words = [str(word) for word in arguments]
     given = dict(os.environ if env is None else env)
