@@ -102,13 +102,14 @@ import types
 
 import rich.console
 import torch
-from torch.utils.data import Dataset
 
-MISSING = (
-    "sysconf getloadavg sched_getaffinity sched_setaffinity posix_fadvise posix_fallocate "
+MISSING = {
+    os: "sysconf getloadavg sched_getaffinity sched_setaffinity posix_fadvise posix_fallocate "
     "register_at_fork fork pread preadv pwrite pwritev statvfs fstatvfs getuid geteuid uname "
-    "O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK"
-)
+    "O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK",
+    signal: "SIGKILL SIGBUS SIGALRM SIGUSR1",
+    mmap: " ".join(name for name in vars(mmap) if name.startswith(("MAP_", "MADV_", "PROT_"))),
+}
 
 
 class Map(mmap.mmap):
@@ -131,30 +132,20 @@ multiprocessing.synchronize.sys = types.SimpleNamespace(**vars(sys))
 sys.platform = "win32"
 for module in ("fcntl", "resource", "termios", "tty", "pty", "pwd", "grp"):
     sys.modules[module] = None  # importing it is an ImportError
-for name in MISSING.split():
-    delattr(os, name)
-for name in [name for name in vars(mmap) if name.startswith(("MAP_", "MADV_", "PROT_"))]:
-    delattr(mmap, name)
-for name in ("SIGKILL", "SIGBUS", "SIGALRM", "SIGUSR1"):
-    delattr(signal, name)
+for module, names in MISSING.items():
+    for name in names.split():
+        delattr(module, name)
 mmap.mmap = Map
 OPEN = io.open
 io.open = builtins.open = opened
 
 from dataloaders import DataLoader
 from dataloaders.errors import DataLoadersError
-
-
-class Large(Dataset):
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, index):
-        return torch.full((3, 300, 300), float(index))  # a batch's memory comes from the pool
-
+from dataloaders.machine.page_cache import resident_pages
 
 if __name__ == "__main__":
     torch.multiprocessing.set_start_method("spawn")
+    large = [torch.full((3, 300, 300), float(index)) for index in range(16)]
     settings = [
         dict(num_workers=0),
         dict(num_workers=2, seed=1),
@@ -162,7 +153,7 @@ if __name__ == "__main__":
         dict(backend="prefetch"),
     ]
     for arguments in settings:
-        loader = DataLoader(Large(), 4, **arguments)
+        loader = DataLoader(large, 4, **arguments)
         assert [float(batch[0, 0, 0, 0]) for batch in loader] == [0.0, 4.0, 8.0, 12.0]
         assert loader.explain().runs
 
@@ -172,14 +163,9 @@ if __name__ == "__main__":
         except (DataLoadersError, OSError) as error:
             print(error)
 
-    def pages():
-        from dataloaders.machine.page_cache import resident_pages
-
-        resident_pages(__file__)
-
-    said(pages)
+    said(lambda: resident_pages(__file__))
     said(lambda: __import__("dataloaders.cache"))
-    said(lambda: DataLoader(Large(), 4, backend="h5").explain())
+    said(lambda: DataLoader(large, 4, backend="h5").explain())
 """
 
 
