@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dataloaders.cache import CachedDataset, join, precompute
+from dataloaders.cache import CachedDataset, join
 from dataloaders.errors import CacheError, OptionError
-from helpers.cached import built, spoil
+from helpers.cached import built, refused, spoil
 from helpers.compare import assert_same
 from helpers.datasets import NUMBERED as SIZE
 from helpers.datasets import Made, Numbered
@@ -36,6 +36,10 @@ def built_in_turn(dataset, path, of=4, **options):
     return cached
 
 
+def labels(cached):
+    return [sample["label"] for sample in cached]
+
+
 def names(folder):
     return sorted(path.name for path in (folder / "a.parts").iterdir())
 
@@ -48,30 +52,12 @@ def expected(tmp_path_factory):
     return folder
 
 
-def assert_equal_to_the_bit(folder, expected):
-    assert names(folder) == PARTS
-    for name in ["a.h5", *(f"a.parts/{name}" for name in PARTS)]:
-        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
-
-
-def test_the_joined_cache_is_the_dataset(expected, tmp_path):
-    cached = CachedDataset(expected / "a.h5")
-    assert names(expected) == PARTS
-    assert_same(list(cached), [Numbered()[row] for row in range(SIZE)])
-    one = built(Numbered(), tmp_path / "one.h5")
-    assert cached.index.fingerprint == one.index.fingerprint
-    shards = [CachedDataset(shard) for shard in cached.shards]
-    assert [len(shard) for shard in shards] == [10, 10, 10, 11]
-    assert [shard[0]["label"] for shard in shards] == [0, 10, 20, 30]
-
-
 def test_a_rank_reads_its_part_and_no_more_than_a_look_at_the_rest(path):
     dataset = Numbered(400, log=path.with_name("log"))
     cached = build(dataset, path, 2, wait=False)
     assert cached.path == path.with_suffix(".parts") / "00200.h5"
-    assert [sample["label"] for sample in cached] == list(range(200, 300))
+    assert labels(cached) == list(range(200, 300))
     assert len([index for index in dataset.reads() if not 200 <= index < 300]) < 40
-    assert not path.exists()
 
 
 def test_who_comes_later_only_opens_it(expected, tmp_path):
@@ -81,10 +67,12 @@ def test_who_comes_later_only_opens_it(expected, tmp_path):
         cached = built(Numbered(), path, shard=shard)
         assert (cached.path, len(cached)) == (path, SIZE)
     assert {each: each.stat().st_mtime_ns for each in path.parent.iterdir()} == before
-    with pytest.raises(CacheError, match="was built from something else: length"):
-        build(Numbered(SIZE + 1), path, 1)
-    with pytest.raises(CacheError, match="was built from something else: the contents of sample 0"):
-        build(Numbered(shift=1), path, 1, check="contents")
+    for changed, rule in (
+        (Numbered(42), "length"),
+        (Numbered(shift=1), "the contents of sample 0"),
+    ):
+        rule = f"was built from something else: {rule}"
+        refused(rule, build, changed, path, 1, check="contents")
 
 
 def test_overwriting_ranks_join_no_part_of_an_earlier_build(path):
@@ -107,8 +95,8 @@ def test_overwriting_ranks_join_no_part_of_an_earlier_build(path):
         assert list(cached) == list(map(samples(1000).__getitem__, range(SIZE)))
     assert seen[0] == 30  # the old one stays until the new one is finished
     assert len(names(path.parent)) == 2
-    with pytest.raises(OptionError, match=r"with shard=.* needs build_id= \(--build-id\)"):
-        build(samples(0), path, 0, overwrite=True)
+    rule = r"with shard=.* needs build_id= \(--build-id\)"
+    refused(rule, build, samples(0), path, 0, overwrite=True, error=OptionError)
     path.write_bytes(b"no cache")
     assert len(build(Numbered(3), path, 0, 1, overwrite=True, build_id="third")) == 3
 
@@ -122,9 +110,9 @@ def test_another_number_of_ranks_goes_on(path, first, then, single_file):
         with suppress(ValueError):
             build(failing, path, rank, first, wait=False, **options)
     own = [build(Numbered(), path, rank, then, wait=False, **options) for rank in range(then)]
-    assert [sample["label"] for cached in own for sample in cached] == list(range(SIZE))
+    assert [label for cached in own for label in labels(cached)] == list(range(SIZE))
     cached = build(Numbered(), path, 0, then, **options)
-    assert [sample["label"] for sample in cached] == list(range(SIZE))
+    assert labels(cached) == list(range(SIZE))
     if single_file:
         assert not path.with_suffix(".parts").exists()
     else:
@@ -136,15 +124,13 @@ def test_a_part_of_other_samples_does_not_stand_for_the_one_that_was_joined(path
     built_in_turn(Numbered(), path)
     (path.with_suffix(".parts") / "00010.h5").unlink()
     assert len(build(Numbered(), path, 0, 3, wait=False)) == 13
-    cached = build(Numbered(), path, 1, 3, single_file=False)
-    assert [sample["label"] for sample in cached] == list(range(SIZE))
+    assert labels(build(Numbered(), path, 1, 3, single_file=False)) == list(range(SIZE))
 
 
 def test_a_rank_whose_samples_are_in_the_part_of_another_one_returns_that_part(path):
     """As a build by fewer ranks leaves it."""
     build(Numbered(), path, 0, 1, wait=False, rows=20)
-    cached = build(Numbered(), path, 1, 8, wait=False)  # samples 5 to 9
-    assert [sample["label"] for sample in cached] == list(range(20))
+    assert labels(build(Numbered(), path, 1, 8, wait=False)) == list(range(20))  # 5 to 9, its own
 
 
 def test_parts_that_have_samples_twice_are_not_joined(path, tmp_path):
@@ -154,45 +140,54 @@ def test_parts_that_have_samples_twice_are_not_joined(path, tmp_path):
         build(Numbered(), folder / "a.h5", 0, 1, wait=False, rows=rows)
     shutil.copy(tmp_path / "other" / "a.parts" / "00020.h5", tmp_path / "a.parts")
     rule = r"00020\.h5 begins with sample 20, and those before it end with sample 23"
-    with pytest.raises(CacheError, match=rule):
-        join(path)
-    cached = built(Numbered(), path, rows=12, single_file=False)
-    assert [sample["label"] for sample in cached] == list(range(SIZE))
+    refused(rule, join, path)
+    assert labels(built(Numbered(), path, rows=12, single_file=False)) == list(range(SIZE))
     assert names(tmp_path) == ["00000.h5", "00012.h5", "00024.h5", "00036.h5"]
 
 
-def test_ranks_say_of_the_whole_whether_it_becomes_one_file(path):
+class Fits(Exception):
+    """There is room: nothing needs to be built."""
+
+
+def announced(path, size, rank=0, error=Fits, match="^fits", **options):
+    """The bytes that each byte of these mebibytes takes on the disk, as a rank of 8 says."""
     told = []
 
     def announce(estimate):
         told.append(estimate)
-        raise Fits
+        raise Fits("fits")
 
-    def look(size, **options):
-        dataset = Made(lambda index: torch.zeros(2**20, dtype=torch.uint8), size)
-        with pytest.raises(Fits):
-            build(dataset, path, 0, 8, announce=announce, **options)
-        shutil.rmtree(path.with_suffix(".parts"), ignore_errors=True)
-        return told[-1].disk_needed / told[-1].bytes
+    dataset = Made(lambda index: torch.zeros(2**20, dtype=torch.uint8), size)
+    refused(match, build, dataset, path, rank, 8, announce=announce, error=error, **options)
+    shutil.rmtree(path.with_suffix(".parts"), ignore_errors=True)
+    return told and told[0].disk_needed / told[0].bytes
 
-    assert look(800) == 1
-    assert look(100) == 2
-    assert look(100, wait=False) == 1
-    assert look(800, single_file=True) == 2
+
+def test_ranks_say_of_the_whole_whether_it_becomes_one_file(path):
+    assert announced(path, 800) == 1
+    assert announced(path, 100) == 2
+    assert announced(path, 100, wait=False) == 1
+    assert announced(path, 800, single_file=True) == 2
+
+
+def test_room_for_all_ranks_that_write_on_the_disk(path):
+    room = os.statvfs(path.parent)
+    size = 2 * room.f_bavail * room.f_frsize // 2**20  # they fill the disk twice
+    # An eighth would fit.
+    announced(path, size, 2, CacheError, r"are needed.* and .* are free in", wait=True)
+    announced(path, size, 2, wait=False)  # each rank may have a folder of its own
 
 
 KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path[:0] = [{tests!r}]
+import os
 from helpers.datasets import Numbered
 
 class Killed(Numbered):
     def __getitem__(self, index):
         # As the third rank reads it for itself, in the middle of its part.
         if index == 28 and os.environ["RANK"] == "2" and not os.path.exists("killed"):
-            Path("killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            open("killed", "w").close()
+            os.kill(os.getpid(), 9)
         return super().__getitem__(index)
 
 killed = Killed()
@@ -202,13 +197,13 @@ killed = Killed()
 @pytest.mark.timeout(240)
 @pytest.mark.nightly
 def test_torchrun_starts_again_when_a_rank_is_killed(tmp_path):
-    (tmp_path / "killed_data.py").write_text(KILLED.format(tests=str(ROOT / "tests")))
+    (tmp_path / "killed_data.py").write_text(KILLED)
     command = [
         *[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"],
         *["--max-restarts", "3", "-m", "dataloaders", "cache", "build"],
         *["killed_data:killed", "a.h5", "--workers", "0"],
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     options = {"capture_output": True, "text": True, "timeout": 200, "check": False}
     done = subprocess.run(command, cwd=tmp_path, env=environment, **options)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -220,17 +215,12 @@ def test_torchrun_starts_again_when_a_rank_is_killed(tmp_path):
 
 
 def test_a_rank_that_failed_says_what_is_kept_and_of_what(path):
-    failing = Numbered(failing={17})
     options = {"rows": 2, "wait": False}
-    with pytest.raises(ValueError, match="no sample 17 today") as caught:
-        build(failing, path, 1, **options)
-    assert any("6 of 10 samples are kept in" in note for note in caught.value.__notes__)
-    for changed, rule in (
-        (Numbered(shift=1), "contents of sample 0"),
-        (Numbered(42), "length: 41 "),
-    ):
-        with pytest.raises(CacheError, match=f"unfinished build of something else; .*{rule}"):
-            build(changed, path, 1, **options)
+    failing = Numbered(failing={17})
+    error = refused("no sample 17 today", build, failing, path, 1, error=ValueError, **options)
+    assert any("6 of 10 samples are kept in" in note for note in error.__notes__)
+    rule = "unfinished build of something else; .*contents of sample 0"
+    refused(rule, build, Numbered(shift=1), path, 1, **options)
     seen = []
     build(Numbered(), path, 1, progress=seen.append, **options)
     assert (seen[0].samples_done, seen[0].samples) == (6, 10)
@@ -241,26 +231,25 @@ def test_samples_that_fail_have_the_numbers_of_the_dataset(path, tmp_path):
     cached = built_in_turn(dataset, path, on_error="skip")
     told = [(index, f"ValueError: no sample {index} today") for index in sorted(dataset.failing)]
     assert cached.failed == told
-    assert (len(cached), cached.index.samples) == (27, 41)
-    assert [sample["label"] for sample in cached[18:22]] == [19, 22, 23, 24]
+    assert (labels(cached)[18:22], cached.index.samples) == ([19, 22, 23, 24], 41)
     assert CachedDataset(cached.shards[2]).failed == told[1:3]
     assert len(CachedDataset(cached.shards[3])) == 0  # all of its samples failed
     own = build(dataset, tmp_path / "c.h5", 1, 2, rows=5, wait=False, on_error="skip")
     assert own.failed == told[1:]
     dataset.failing = range(41)
-    with pytest.raises(CacheError, match=r"none of the 41 samples .* read.*no sample 0 today"):
-        built_in_turn(dataset, tmp_path / "b.h5", on_error="skip")
+    rule = r"none of the 41 samples .* read.*no sample 0 today"
+    refused(rule, built_in_turn, dataset, tmp_path / "b.h5", on_error="skip")
 
 
 def test_more_ranks_than_samples(path, tmp_path):
+    options = {"of": 5, "single_file": False}
     for rank in (1, 3):
-        build(Numbered(3), path, rank, 5, wait=False, single_file=False)
-    with pytest.raises(CacheError, match="no samples for rank 0 of 5"):
-        build(Numbered(3), path, 0, 5, wait=False, single_file=False)
+        build(Numbered(3), path, rank, wait=False, **options)
+    refused("no samples for rank 0 of 5", build, Numbered(3), path, 0, wait=False, **options)
     for rank in (4, 0, 2):
-        cached = build(Numbered(3), path, rank, 5, single_file=False)
-    assert [sample["label"] for sample in cached] == [0, 1, 2]
-    assert [len(CachedDataset(shard)) for shard in cached.shards] == [1, 1, 1]
+        cached = build(Numbered(3), path, rank, **options)
+    assert labels(cached) == [0, 1, 2]
+    assert len(cached.shards) == 3
     assert len(build(Numbered(0), tmp_path / "none.h5", 1, 2)) == 0
 
 
@@ -290,9 +279,8 @@ def test_who_waits_for_a_rank_makes_the_parts_that_it_leaves(tmp_path: Path, kil
             (tmp_path / "rank 1 waits").touch()
 
     dataset = Late(tmp_path / "rank 1 waits", killed=killed)
-    options = {"shard": (0, 2), "rows": 10}
     rank_0 = multiprocessing.get_context("fork").Process(
-        target=built, args=(dataset, path), kwargs=options
+        target=build, args=(dataset, path, 0, 2), kwargs={"rows": 10}
     )
     rank_0.start()
     while not (tmp_path / "begun").exists():
@@ -307,88 +295,67 @@ def test_who_waits_for_a_rank_makes_the_parts_that_it_leaves(tmp_path: Path, kil
 def test_a_sample_that_fails_is_an_error_of_each_rank(path):
     failing = Numbered(failing={17})
     for rank in (0, 1):
-        with pytest.raises(ValueError, match="no sample 17 today") as caught:
-            build(failing, path, rank, 2)
-    assert any("21 of 21 samples are kept in" in note for note in caught.value.__notes__)
+        error = refused("no sample 17 today", build, failing, path, rank, 2, error=ValueError)
+    assert any("21 of 21 samples are kept in" in note for note in error.__notes__)
     assert len(build(Numbered(), path, 1, 2)) == SIZE
 
 
 def test_a_shard_that_cannot_be(path):
+    rule = r"it must be None or \(rank, of\), such as \(3, 8\)"
     for shard in ((4, 4), (-1, 4), (0, 0), (0,), [0, 4], (0.0, 4), (True, 4), "0/4", (0, 1 << 17)):
-        with pytest.raises(OptionError, match=r"it must be None or \(rank, of\), such as \(3, 8\)"):
-            precompute(Numbered(), path, shard=shard)
-
-
-# The command line
+        refused(rule, built, Numbered(), path, shard=shard, error=OptionError)
 
 
 @pytest.fixture
 def build_command(command, tmp_path):
     (tmp_path / "some_data.py").write_text(
-        f"import sys\nsys.path[:0] = [{str(ROOT / 'tests')!r}]\n"
         "from helpers.datasets import Numbered\nsamples = Numbered()\n"
     )
     return partial(command, "cache", "build", "some_data.py:samples", "a.h5", "--workers", "0")
 
 
 def test_shards_that_are_built_apart_are_joined(command, build_command, expected, tmp_path):
+    def assert_equal_to_the_bit():
+        for name in ["a.h5", *(f"a.parts/{name}" for name in PARTS)]:
+            assert (tmp_path / name).read_bytes() == (expected / name).read_bytes(), name
+
     for rank in range(4):
         assert f"a.parts/{PARTS[rank]}: " in build_command(f"--shard={rank}/4", "--no-wait").out
     assert "a.h5: 41 samples in 4 parts, " in command("cache", "join", "a.h5").out
-    assert_equal_to_the_bit(tmp_path, expected)
+    assert names(tmp_path) == PARTS
+    assert_equal_to_the_bit()
     told = command("cache", "info", "a.h5").out
     assert "in 4 parts:" in told
     assert "a.parts/00030.h5: 11 samples" in told
     part = tmp_path / "a.parts" / "00010.h5"
     spoil(part, part.stat().st_size // 2)
-    done = command("cache", "verify", "a.h5", status=1)
-    damaged, advice = done.out.splitlines()
+    damaged, advice = command("cache", "verify", "a.h5", status=1).out.splitlines()
     assert damaged.startswith("a.parts/00010.h5: ")
     assert "delete a.parts/00010.h5 and build again" in advice
     part.unlink()
     assert "is missing" in command("cache", "info", "a.h5", status=2).err
     build_command("--shard", "1/4", "--no-wait")
     command("cache", "join", "a.h5")
-    assert_equal_to_the_bit(tmp_path, expected)
+    assert_equal_to_the_bit()
 
 
 def test_the_rank_is_that_of_torchrun(build_command, monkeypatch, tmp_path):
-    def refused(message, *words):
-        assert message in build_command(*words, status=2).err
-
-    for rank, world, files in (("1", "2", ["a.parts/00020.h5"]), ("0", "1", ["a.h5"])):
+    def told(rank, world, *words, status=2):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", world)
-        build_command(*(["--no-wait"] if world == "2" else []))
-        assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.h5")) == files
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "2")
-    refused("shard=(2, 2) (--shard)")
+        return build_command(*words, status=status).err
+
+    told("1", "2", "--no-wait", status=0)
+    assert [path.name for path in (tmp_path / "a.parts").glob("*.h5")] == ["00020.h5"]
+    told("0", "1", status=0)
+    assert [path.name for path in tmp_path.rglob("*.h5")] == ["a.h5"]
+    assert "shard=(2, 2) (--shard)" in told("2", "2")
     monkeypatch.delenv("WORLD_SIZE")
-    refused("--no-wait is for shards", "--no-wait")
-    for text in ("3", "a/4", "1/"):
-        refused(f"--shard: invalid shard value: '{text}'", f"--shard={text}")
-    for text in ("4/4", "-1/4"):
-        refused("it must be None or (rank, of), such as (3, 8)", f"--shard={text}")
-
-
-class Fits(Exception):
-    """There is room: nothing needs to be built."""
-
-
-def test_room_for_all_ranks_that_write_on_the_disk(path):
-    room = os.statvfs(path.parent)  # rows of a mebibyte, of which all fill the disk twice
-    size = 2 * room.f_bavail * room.f_frsize // 2**20
-    dataset = Made(lambda index: torch.zeros(2**20, dtype=torch.uint8), size)
-
-    def begin(wait):
-        def announced(estimate):
-            raise Fits
-
-        build(dataset, path, 2, 8, wait=wait, announce=announced)
-
-    with pytest.raises(CacheError, match=r"are needed.* and .* are free in"):  # an eighth would fit
-        begin(True)
-    with pytest.raises(Fits):  # each rank may have a folder of its own
-        begin(False)
-    assert not path.exists()
+    for words, message in (
+        (["--no-wait"], "--no-wait is for shards"),
+        *(([f"--shard={text}"], f"--shard: invalid shard value: '{text}'")
+          for text in ("3", "a/4", "1/")),
+        *(([f"--shard={text}"], "it must be None or (rank, of), such as (3, 8)")
+          for text in ("4/4", "-1/4")),
+    ):  # fmt: skip
+        assert message in build_command(*words, status=2).err

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
@@ -18,6 +20,7 @@ from dataloaders.cache.build.rows import RowBuffer
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.sample.leaf import DTYPES, Leaf
 from dataloaders.cache.sample.sample import split
+from dataloaders.errors import CacheError
 
 from .compare import assert_same, seed_everything
 
@@ -33,6 +36,30 @@ TORCH_DTYPES = (
 def built(dataset: Any, path: Path, **options: Any) -> CachedDataset:
     """Return the cache of a dataset, built by this process unless options give it workers."""
     return precompute(dataset, path, **{"num_workers": 0, **options})
+
+
+def refused(
+    rule: str,
+    action: Callable[..., Any],
+    *arguments: Any,
+    error: type[BaseException] = CacheError,
+    **options: Any,
+) -> Any:
+    """Assert that ``action`` of these arguments raises this error, and return it."""
+    with pytest.raises(error, match=rule) as caught:
+        action(*arguments, **options)
+    return caught.value
+
+
+@contextmanager
+def newer_pillow(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
+    """Have version 999.0 of Pillow installed, as caches see it, inside."""
+    installed = folder / "installed" / "pillow-999.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pillow\nVersion: 999.0\n")
+    with monkeypatch.context() as newer:
+        newer.syspath_prepend(installed.parent)
+        yield
 
 
 def build(path: Path, samples: Sequence[Any], **said: Any) -> Any:
@@ -67,11 +94,6 @@ def assert_all_equal(cached: Any, dataset: Any) -> None:
     assert len(cached) == len(dataset)
     for index in range(len(dataset)):
         assert_same(seeded(cached, index), seeded(dataset, index), strides=False)
-
-
-def kinds(cached: CachedDataset) -> dict[str, list[str]]:
-    """Return the kinds of the leaves of each column."""
-    return {column.name: [kind for kind, _ in column.variants] for column in cached.columns}
 
 
 def stored_file(cached: CachedDataset, number: int, row: int) -> bytes:
@@ -116,8 +138,6 @@ def mixed(rows: int) -> list[Any]:
     ]
 
 
-# Strategies
-
 _FEW = st.integers(0, 3)
 _SHAPES = st.lists(_FEW, max_size=3).map(tuple)
 
@@ -127,14 +147,10 @@ ARRAYS = nps.arrays(st.sampled_from([np.dtype(name) for name in sorted(DTYPES)])
 
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
-    dtype = draw(st.sampled_from(TORCH_DTYPES))
-    shape = draw(_SHAPES)
+    dtype, shape = draw(st.sampled_from(TORCH_DTYPES)), draw(_SHAPES)
     count = int(np.prod(shape)) * dtype.itemsize
-    raw = draw(st.binary(min_size=count, max_size=count))
-    if dtype == torch.bool:
-        raw = bytes(byte & 1 for byte in raw)
-    flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
-    tensor = (flat.view(dtype) if raw else torch.empty(0, dtype=dtype)).reshape(shape)
+    raw = np.frombuffer(bytearray(draw(st.binary(min_size=count, max_size=count))), np.uint8)
+    tensor = torch.from_numpy(raw % 2 if dtype == torch.bool else raw).view(dtype).reshape(shape)
     return tensor.transpose(0, -1) if shape and draw(st.booleans()) else tensor
 
 
