@@ -14,24 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataloaders.cache import CachedDataset, Compressed, join, merge, verify
-from dataloaders.errors import CacheError
-from helpers.cached import build, datasets, mixed, spoil
+from helpers.cached import build, datasets, mixed, refused, spoil
 from helpers.compare import bits
 from helpers.hostile import HEADER
 from helpers.processes import open_files
 
 
-def part_path(path, first):
-    return path.with_suffix(".parts") / f"{first:05d}.h5"
-
-
 def build_part(path, first, rows, of, **said):
-    """A part that begins with sample ``first`` of ``of``."""
+    """The path of a part that begins with sample ``first`` of ``of``."""
     path.with_suffix(".parts").mkdir(exist_ok=True)
     fingerprint = {"length": of, **said.pop("fingerprint", {})}
     if len(rows) < of:
         fingerprint["first"] = first
-    build(part_path(path, first), rows, fingerprint=fingerprint, **said)
+    part = path.with_suffix(".parts") / f"{first:05d}.h5"
+    build(part, rows, fingerprint=fingerprint, **said)
+    return part
 
 
 def joined(folder, samples, of, name="a.h5", **options):
@@ -45,9 +42,6 @@ def joined(folder, samples, of, name="a.h5", **options):
 
 def shards(folder):
     return sorted((folder / "a.parts").glob("*.h5"))
-
-
-# The same rows as one file's
 
 
 MIXED_SHARDS = [  # fixed in each shard, of other shapes, kinds and dimensions; and None in one
@@ -100,8 +94,7 @@ def bytes_by_hdf5(found, row):
 def test_no_rows_and_a_whole_column(tmp_path):
     index = joined(tmp_path, [], 3, "none.h5")
     assert (index.rows, index.structure, len(index.shards)) == (0, None, 1)
-    assert CachedDataset(tmp_path / "none.h5")[:] == []
-    assert verify(tmp_path / "none.h5") == []
+    assert CachedDataset(tmp_path / "none.h5")[:] == verify(tmp_path / "none.h5") == []
     joined(tmp_path, mixed(8), 2)
     cached = CachedDataset(tmp_path / "a.h5")
     files = [tmp_path / "a.h5", *shards(tmp_path)]
@@ -111,8 +104,7 @@ def test_no_rows_and_a_whole_column(tmp_path):
         ("photo", "different shapes"),
         ("x", "has no column 'x'; it has 'image'"),
     ):
-        with pytest.raises(CacheError, match=rule):
-            cached.column(name)
+        refused(rule, cached.column, name)
     with h5py.File(tmp_path / "a.h5") as file:
         assert file["columns/label"].is_virtual
     columns = [CachedDataset(shard).column("label") for shard in cached.shards]
@@ -133,61 +125,54 @@ def test_only_the_shards_that_are_read_are_mapped(tmp_path):
     assert mapped() == {"a.parts/00003.h5", "a.parts/00009.h5"}
 
 
-# Shards that are not what was joined
-
-
 def test_a_shard_that_is_missing_cut_or_another_one(path, tmp_path):
     joined(tmp_path, mixed(12), 4)
     one, other = shards(tmp_path)[1:3]
     whole, others = one.read_bytes(), other.read_bytes()
     opened, copied = CachedDataset(path), pickle.dumps(CachedDataset(path))
-    before = open_files()
-    spoilt = {
-        "is missing: .* does not exist; copy it there, or run the build again": None,
-        f"has {len(whole) - 1} bytes, and had {len(whole)} when it was joined": whole[:-1],
-        f"has {len(whole) + 9} bytes, and had {len(whole)}": whole + bytes(9),
-        "is no finished cache": bytes(len(whole)),
-        "is no finished cache;": b"",
-        "is not the one that was joined: it was swapped": others,
-    }
-    for message, data in spoilt.items():
-        one.unlink(missing_ok=True)
+    before, named = open_files(), rf"shard a\.parts/{one.name} of the cache {path} "
+    one.unlink()
+    for message, data, is_seen_by_opening in (
+        ("is missing: .* does not exist; copy it there, or run the build again", None, True),
+        (f"has {len(whole) - 1} bytes, and had {len(whole)} when it was", whole[:-1], True),
+        (f"has {len(whole) + 9} bytes, and had {len(whole)}", whole + bytes(9), True),
+        ("is no finished cache", bytes(len(whole)), False),
+        ("is no finished cache;", b"", True),
+        ("is not the one that was joined: it was swapped", others, False),
+    ):
         if data is not None:
             one.write_bytes(data)
-        is_seen_by_reading = data is not None and len(data) == len(whole)
-        with pytest.raises(CacheError, match=message) as caught:
-            CachedDataset(path)[: None if is_seen_by_reading else 0]
-        assert f"shard a.parts/{one.name} of the cache {path}" in str(caught.value)
+        rows = slice(0) if is_seen_by_opening else slice(None)
+        refused(named + message, lambda: CachedDataset(path)[rows])  # noqa: B023
         (damage,) = verify(path)
         assert damage.shard == f"a.parts/{one.name}"
         assert re.search(message, damage.what)
     for cached in (opened, pickle.loads(copied)):  # it was replaced before it is first read
         assert cached[0] is not None
-        with pytest.raises(CacheError, match=rf"shard a\.parts/{one.name} .* is not the one"):
-            cached[4]
+        refused(f"{named}is not the one", cached.__getitem__, 4)
     one.write_bytes(whole)
     spoil(one, HEADER + 5)  # its head says that it is the one; its index is looked at when mapped
     cached = CachedDataset(path)
     cached[0]
     for read in (cached.__getitem__, lambda row: cached.__getitems__([0, row])):
-        with pytest.raises(CacheError, match=rf"the index of the cache .*{one.name} is damaged"):
-            read(4)
+        refused(rf"the index of the cache .*{one.name} is damaged", read, 4)
     (damage,) = verify(path)
     assert (damage.shard, damage.what[:10]) == (f"a.parts/{one.name}", "the index:")
     assert open_files() == before
 
 
 def test_a_shard_that_is_no_plain_file(tmp_path):
-    (tmp_path / "a").mkdir()
-    joined(tmp_path / "a", mixed(12), 4)
+    folder, parts = tmp_path / "a", tmp_path / "a" / "a.parts"
+    folder.mkdir()
+    joined(folder, mixed(12), 4)
     before = open_files()
-    path, shard = tmp_path / "a" / "a.h5", shards(tmp_path / "a")[1]
+    path, shard = folder / "a.h5", shards(folder)[1]
     named = f"shard a.parts/{shard.name} of the cache"
-    shard.rename(shard.with_name("renamed.h5"))
+    shard.rename(parts / "renamed.h5")
     shard.symlink_to("renamed.h5")
     assert len(CachedDataset(path)[:]) == 12
     shard.unlink()
-    shutil.move(shard.with_name("renamed.h5"), tmp_path / "elsewhere.h5")
+    shutil.move(parts / "renamed.h5", tmp_path / "elsewhere.h5")
     for make, rule in (
         (lambda: shard.symlink_to("../../elsewhere.h5"), "is a symbolic link to another folder"),
         (lambda: shard.symlink_to(tmp_path / "elsewhere.h5"), "a symbolic link to another folder"),
@@ -195,78 +180,66 @@ def test_a_shard_that_is_no_plain_file(tmp_path):
         (lambda: os.mkfifo(shard), named),  # nobody writes to it: opening must not wait
     ):
         make()
-        with pytest.raises(CacheError, match=rule):
-            CachedDataset(path)
+        refused(rule, CachedDataset, path)
         shard.unlink()
     shard.mkdir()
-    with pytest.raises(CacheError, match=f"{named} .* cannot be read"):
-        CachedDataset(path)
-    shard.parent.rename(tmp_path / "b.parts")
-    (tmp_path / "a" / "a.parts").symlink_to(tmp_path / "b.parts")
-    with pytest.raises(CacheError, match="is a symbolic link to another folder"):
-        CachedDataset(path)
-    assert open_files() == before
-    shard = tmp_path / "b.parts" / shard.name
+    refused(f"{named} .* cannot be read", CachedDataset, path)
     shard.rmdir()
+    parts.rename(tmp_path / "b.parts")
+    parts.symlink_to(tmp_path / "b.parts")
+    refused("is a symbolic link to another folder", CachedDataset, path)
+    assert open_files() == before
     build_part(tmp_path / "b.h5", 3, mixed(12)[3:6], 12)
-    with pytest.raises(CacheError, match="is a symbolic link to another folder"):
-        join(path)
+    refused("is a symbolic link to another folder", join, path)
     (tmp_path / "c.parts").touch()
-    with pytest.raises(CacheError, match=r"c\.parts, for the parts, cannot be read: Not a direc"):
-        join(tmp_path / "c.h5")
-
-
-# Joining
+    refused(r"c\.parts, for the parts, cannot be read: Not a direc", join, tmp_path / "c.h5")
 
 
 def test_what_cannot_be_joined_is_said(tmp_path):
     path, ones = tmp_path / "a.h5", [np.float32(1)] * 9
-    zero, one = part_path(path, 0), part_path(path, 3)
 
     def rebuilt(samples, first=3, **fingerprint):
-        build_part(path, first, samples, 9, fingerprint=fingerprint)
+        return build_part(path, first, samples, 9, fingerprint=fingerprint)
 
-    def refused(message):
-        with pytest.raises(CacheError, match=message):
-            join(path)
+    def not_joined(message):
+        refused(message, join, path)
         assert not path.exists()
 
-    refused(r"no parts of .*a\.h5 in .*a\.parts; copy them there")
-    for first in (0, 3, 6):
-        rebuilt(ones[:3], first)
+    not_joined(r"no parts of .*a\.h5 in .*a\.parts; copy them there")
+    zero, one, _ = (rebuilt(ones[:3], first) for first in (0, 3, 6))
     one.unlink()
-    refused(r"a\.parts is not complete: samples 3 to 5 are missing; copy the other parts there")
+    not_joined(r"a\.parts is not complete: samples 3 to 5 are missing; copy the other parts there")
     shutil.copy(zero, one)
-    refused("samples 3 to 5 are missing")
+    not_joined("samples 3 to 5 are missing")
     for first in range(1, 20, 2):
         build_part(tmp_path / "gaps.h5", first, ones[:1], 20)
-    with pytest.raises(CacheError, match=r"samples 0 to 0, (\d+ to \d+, ){6}14 to 14 are mis"):
-        join(tmp_path / "gaps.h5")
-    rebuilt([np.float64(1)] * 3)
-    refused(r"column 'sample' holds <f4 in the part a\.parts/00000\.h5 and <f8 in a\.parts/00003")
-    rebuilt([(np.float32(1), 2)] * 3)
-    refused(r"parts a\.parts/00000\.h5 and a\.parts/00003\.h5 are built differently: 1 leaves")
-    rebuilt(ones[:3], torch="9.9")
-    refused(r"from different builds: torch: not known in 00000\.h5, 9\.9 now")
+    rule = r"samples 0 to 0, (\d+ to \d+, ){6}14 to 14 are mis"
+    refused(rule, join, tmp_path / "gaps.h5")
+    for samples, said, message in (
+        ([np.float64(1)] * 3, {},
+         r"column 'sample' holds <f4 in the part a\.parts/00000\.h5 and <f8 in a\.parts/00003"),
+        ([(np.float32(1), 2)] * 3, {},
+         r"parts a\.parts/00000\.h5 and a\.parts/00003\.h5 are built differently: 1 leaves"),
+        (ones[:3], {"torch": "9.9"},
+         r"from different builds: torch: not known in 00000\.h5, 9\.9 now"),
+    ):  # fmt: skip
+        rebuilt(samples, **said)
+        not_joined(message)
     rebuilt(ones[:3])
     one.write_bytes(one.read_bytes()[:-1])
-    refused("truncated")
+    not_joined("truncated")
     rebuilt(ones[:3])
     assert join(path).rows == 9
     shutil.copy(zero, path)
-    with pytest.raises(CacheError, match=r"a\.h5 exists and is not a joined cache; delete it"):
-        join(path)
+    refused(r"a\.h5 exists and is not a joined cache; delete it", join, path)
     path.unlink()
     for first in (0, 3, 6):
         rebuilt(["ab" * row for row in range(first, first + 3)], first)
-    offsets, whole = join(path).columns[0], one.read_bytes()
-    place = CachedDataset(one).columns[0].offsets.offset
-    assert offsets.shape is None
+    assert join(path).columns[0].shape is None
+    whole, place = one.read_bytes(), CachedDataset(one).columns[0].offsets.offset
     for row, value in ((0, 1), (1, 1 << 60), (3, 5)):
-        one.write_bytes(whole)
-        spoil(one, place + 8 * row, value.to_bytes(8, "little"))
-        with pytest.raises(CacheError, match=r"the part a\.parts/00003\.h5 is damaged, in column"):
-            join(path)
+        spoil(one, place + 8 * row, value.to_bytes(8, "little"), whole)
+        refused(r"the part a\.parts/00003\.h5 is damaged, in column", join, path)
 
 
 @pytest.mark.parametrize("compress", [None, Compressed("gzip")])
@@ -279,33 +252,29 @@ def test_copies_say_how_far_they_are(tmp_path, compress):
     assert {whole for _, whole in done} == {6 << 20}
     assert max(np.diff([0, *(each for each, _ in done)])) <= 1 << 20
     assert done[-1] == (6 << 20, 6 << 20)
-    assert verify(tmp_path / "m.h5") == []
     assert (index.file_bytes < 1 << 20) == (compress is not None)
 
 
 def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path):
     joined(tmp_path, mixed(20), 3)
-    there, done = tmp_path / "there", []
-    there.mkdir()
+    path, part = tmp_path / "there" / "a.h5", tmp_path / "there" / "a.parts" / "00006.h5"
+    path.parent.mkdir()
     for name in ("a.h5", "a.parts"):
-        shutil.move(tmp_path / name, there)
-    index = merge(there / "a.h5", tmp_path / "m.h5", progress=lambda *told: done.append(told))
-    assert (index.rows, index.shards, done[-1][0]) == (20, (), done[-1][1])
-    with pytest.raises(CacheError, match=r"absent is not a folder, .*; create it"):
-        merge(there / "a.h5", tmp_path / "absent" / "m.h5")
-    with pytest.raises(CacheError, match=r"m\.h5 exists; delete it"):
-        merge(there / "a.h5", tmp_path / "m.h5")
+        shutil.move(tmp_path / name, path.parent)
+    index = merge(path, tmp_path / "m.h5")
+    assert (index.rows, index.shards) == (20, ())
+    rule = r"absent is not a folder, .*; create it"
+    refused(rule, merge, path, tmp_path / "absent" / "m.h5")
+    refused(r"m\.h5 exists; delete it", merge, path, tmp_path / "m.h5")
     assert merge(tmp_path / "m.h5", tmp_path / "p.h5").rows == 20
-    with pytest.raises(CacheError, match="is a part, with 6 of 20 samples, and no whole cache"):
-        merge(shutil.copy(there / "a.parts" / "00000.h5", tmp_path), tmp_path / "q.h5")
-    part = there / "a.parts" / "00006.h5"
+    rule = "is a part, with 6 of 20 samples, and no whole cache"
+    refused(rule, merge, shutil.copy(part.with_name("00000.h5"), tmp_path), tmp_path / "q.h5")
     whole = part.read_bytes()
-    build_part(there / "a.h5", 6, mixed(21)[6:13], 20)  # of the same build, by its fingerprint
-    with pytest.raises(CacheError, match=r"shard a\.parts/00006\.h5 .* is not the one"):
-        merge(there / "a.h5", tmp_path / "n.h5")
+    build_part(path, 6, mixed(21)[6:13], 20)  # of the same build, by its fingerprint
+    refused(r"shard a\.parts/00006\.h5 .* is not the one", merge, path, tmp_path / "n.h5")
     spoil(part, len(whole) - 9, whole=whole)
-    with pytest.raises(CacheError, match=r"the part .*00006\.h5 is damaged: .*; delete it"):
-        merge(there / "a.h5", tmp_path / "n.h5")
+    rule = r"the part .*00006\.h5 is damaged: .*; delete it"
+    refused(rule, merge, path, tmp_path / "n.h5")
     part.unlink()
-    with pytest.raises(CacheError, match=r"shard a\.parts/00006\.h5 of the cache .* is missing"):
-        merge(there / "a.h5", tmp_path / "n.h5")
+    rule = r"shard a\.parts/00006\.h5 of the cache .* is missing"
+    refused(rule, merge, path, tmp_path / "n.h5")

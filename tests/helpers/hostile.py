@@ -6,8 +6,9 @@ import copy
 import json
 import struct
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
 from hashlib import blake2b
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +40,17 @@ class Whole:
         self.data, self.text, self.body = data, data[HEADER : HEADER + length], data[self.block :]
         self.fields: Any = json.loads(self.text)
 
-    def block_of(self, text: bytes) -> int:
-        """Return the size of the user block with another text."""
-        return max(self.block, 1 << (HEADER + len(text) - 1).bit_length())
-
     def with_text(self, text: bytes) -> bytes:
         """Return the file with another index and the right digest."""
-        return seal(text, self.block_of(text)) + self.body
+        block = max(self.block, 1 << (HEADER + len(text) - 1).bit_length())
+        return seal(text, block) + self.body
 
     def with_fields(self, fields: Any) -> bytes:
         """Return the file with another index, in which its length is right if it was."""
-        made = self.with_text(encoded(fields))
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        made = self.with_text(text.encode())
         if isinstance(fields, dict) and fields.get("file_bytes") == len(self.data) != len(made):
-            return self.with_text(encoded({**fields, "file_bytes": len(made)}))
+            return self.with_fields({**fields, "file_bytes": len(made)})
         return made
 
     def changed(self, values: dict[str, Any]) -> bytes:
@@ -59,16 +58,8 @@ class Whole:
         fields = copy.deepcopy(self.fields)
         for way, value in values.items():
             *keys, last = (int(key) if key.isdigit() else key for key in way.split("."))
-            inner = fields
-            for key in keys:
-                inner = inner[key]
-            inner[last] = value
+            reduce(getitem, keys, fields)[last] = value
         return self.with_fields(fields)
-
-
-def encoded(fields: Any) -> bytes:
-    """Return the text of an index."""
-    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 
 def say_less(path: Path) -> None:
