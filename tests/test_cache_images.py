@@ -24,14 +24,14 @@ from dataloaders.cache import CachedDataset, Encoded, estimate, verify
 from dataloaders.cache.sample.encoding import encoded
 from dataloaders.cache.sample.leaf import fits, value_of
 from dataloaders.cache.sample.sample import split
-from dataloaders.errors import CacheError, OptionError
+from dataloaders.errors import OptionError
 from helpers.cached import (
     MODES,
     assert_all_equal,
     build_of_bytes,
     built,
     images,
-    kinds,
+    refused,
     seeded,
     stored_file,
 )
@@ -89,12 +89,14 @@ def photos(tmp_path):
     return write_folder(tmp_path / "photos", SIZE)
 
 
-# One image
-
-
-def encode(image, how):
+def encode(image, how, **options):
     (leaf,) = split(image)[1]
-    return encoded(leaf, Encoded(how) if isinstance(how, str) else how)
+    return encoded(leaf, Encoded(how, **options))
+
+
+def kinds(cached):
+    """The kinds of the leaves of each column."""
+    return {column.name: [kind for kind, _ in column.variants] for column in cached.columns}
 
 
 def decode(leaf):
@@ -117,10 +119,10 @@ def test_lossless_formats_give_the_very_pixels_back(data):
 def test_modes_and_what_a_format_keeps_of_them():
     for name, mode in itertools.product(KEPT, MODES):
         if mode not in KEPT[name]:
-            with pytest.raises(CacheError, match=f"mode '{mode}', 4 x 3 pixels, which {name} can"):
-                encode(Image.new(mode, (4, 3)), name)
-    with pytest.raises(CacheError, match=r"which jpeg cannot keep; png and webp can\. Call"):
-        encode(Image.new("RGBA", (4, 3)), "jpeg")
+            rule = f"mode '{mode}', 4 x 3 pixels, which {name} can"
+            refused(rule, encode, Image.new(mode, (4, 3)), name)
+    rule = r"which jpeg cannot keep; png and webp can\. Call"
+    refused(rule, encode, Image.new("RGBA", (4, 3)), "jpeg")
     image = smooth(0, mode="RGBA")
     image.putalpha(0)
     assert bits(decode(encode(image, "webp"))) == bits(image)  # the colours below it, too
@@ -128,25 +130,23 @@ def test_modes_and_what_a_format_keeps_of_them():
 
 @pytest.mark.parametrize("name", KEPT)
 def test_images_that_are_empty_or_too_large_and_what_else_is_in_them(name, monkeypatch):
-    with pytest.raises(CacheError, match="it is empty"):
-        encode(Image.new("RGB", (0, 4)), name)
+    refused("it is empty", encode, Image.new("RGB", (0, 4)), name)
     if name != "png":
-        with pytest.raises(CacheError, match=r"70000 x 1 pixels.* too large\. Give max_side"):
-            encode(Image.new("L", (70000, 1)), name)
+        rule = r"70000 x 1 pixels.* too large\. Give max_side"
+        refused(rule, encode, Image.new("L", (70000, 1)), name)
     image, clean = smooth(0, 40, 40), encode(smooth(0, 40, 40), name)
     image.info = {"icc_profile": b"secret", "exif": b"Exif\0\0secret", "dpi": (7, 7)}
     assert encode(image, name).values.tobytes() == clean.values.tobytes()
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
-    with pytest.raises(CacheError, match="it is too large"):  # it could not be read again
-        encode(image, name)
-    assert decode(encode(image, Encoded(name, max_side=20))).size == (20, 20)
+    refused("it is too large", encode, image, name)  # it could not be read again
+    assert decode(encode(image, name, max_side=20)).size == (20, 20)
 
 
 @settings(max_examples=100)
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.sampled_from(["RGB", "1"]))
 def test_the_longer_side_is_bounded(width, height, most, mode):
     image = smooth(0, height, width).convert(mode)
-    kept = decode(encode(image, Encoded("png", max_side=most)))
+    kept = decode(encode(image, "png", max_side=most))
     if max(width, height) <= most:
         assert bits(kept) == bits(image)
         return
@@ -156,19 +156,13 @@ def test_the_longer_side_is_bounded(width, height, most, mode):
     assert bits(kept) == bits(image.resize(kept.size, Image.Resampling.LANCZOS))
 
 
-# What may be asked for
-
-
 def test_ways_that_there_are_not(path):
     for options in (("gif",), ("jpeg", 0), ("jpeg", 101), ("jpeg", True), ("jpeg", 90.0),
                     ("png", 90), ("webp", None, 0), ("webp", None, 65536)):  # fmt: skip
-        with pytest.raises(
-            OptionError, match=r"\(--.*\).*: (it must be|format must|png is stored)"
-        ):
-            Encoded(*options)
+        rule = r"\(--.*\).*: (it must be|format must|png is stored)"
+        refused(rule, Encoded, *options, error=OptionError)
     for choice in ("gif", 3, ["jpeg"], {"image": "packed"}, {"image": None}, {1: "png"}):
-        with pytest.raises(OptionError, match="images="):
-            built(Photos(), path, images=choice)
+        refused("images=", built, Photos(), path, images=choice, error=OptionError)
     assert not path.exists()
 
 
@@ -187,11 +181,8 @@ def test_ways_in_words_and_what_the_file_has_counts_where_nothing_is_said(path, 
     assert first.index.fingerprint["images"] == text
     for again in (None, *choices):
         assert built(Photos(), path, images=again).identity == first.identity
-    with pytest.raises(CacheError, match=f"images: {text} when it was built, png now; build"):
-        built(Photos(), path, images="png")
-
-
-# A whole cache
+    rule = f"images: {text} when it was built, png now; build"
+    refused(rule, built, Photos(), path, images="png")
 
 
 @pytest.mark.parametrize(
@@ -209,24 +200,18 @@ def test_a_lossless_cache_is_the_dataset_and_what_makes_tensors_stays_live(
     cached = built(dataset, path, images=images)
     kind = "encoded:PNG" if images == "png" else "image"
     assert kinds(cached)["mask"] == [f"{kind}:L", f"{kind}:1"]
-    assert kinds(cached)["label"] == ["int"]
     assert (len(cached.index.head), len(cached.index.tail)) == (computed, len(members) - computed)
     assert_all_equal(pickle.loads(pickle.dumps(cached)), dataset)
-    assert_all_equal(built(dataset, path), dataset)
     assert verify(path) == []
 
 
 def test_a_lossy_cache(path):
-    how = {"image": Encoded("jpeg", quality=80, max_side=16), "mask": "png"}
-    cached = built(Photos(), path, images=how)
+    cached = built(Photos(), path, images={"image": Encoded("jpeg", 80, 16), "mask": "png"})
     assert kinds(cached)["image"] == ["encoded:JPEG:RGB"]
-    for row in range(SIZE):
-        assert bits(cached[row]["mask"]) == bits(Photos()[row]["mask"])
+    for row, sample in enumerate(cached):
+        assert bits(sample["mask"]) == bits(Photos()[row]["mask"])
         file = stored_file(cached, 0, row)
-        assert bits(Image.open(io.BytesIO(file)).convert("RGB")) == bits(cached[row]["image"])
-
-
-# Images with a palette
+        assert bits(Image.open(io.BytesIO(file)).convert("RGB")) == bits(sample["image"])
 
 
 @pytest.mark.parametrize("images", ["raw", {"0": "webp"}])
@@ -234,13 +219,11 @@ def test_masks_with_a_palette_are_kept_as_png(path, images):
     cached = built(Masks(), path, images=images)
     assert kinds(cached)["1"] == ["encoded:PNG:P"]
     assert_all_equal(cached, Masks())
-    assert verify(path) == []
     for row in range(SIZE):
         assert cached[row][1].info == ({"transparency": 255} if row == 3 else {})
         file = Image.open(io.BytesIO(stored_file(cached, 1, row)))
         assert np.array_equal(np.array(file), np.array(Masks()[row][1]))
-    with pytest.raises(CacheError, match="largest=2999 allows"):
-        CachedDataset(path, largest=4 * 25 * 30 - 1)
+    refused("largest=2999 allows", CachedDataset, path, largest=4 * 25 * 30 - 1)
 
 
 def test_masks_with_a_palette_that_are_made_smaller_or_may_not_be_png(path):
@@ -250,17 +233,16 @@ def test_masks_with_a_palette_that_are_made_smaller_or_may_not_be_png(path):
         assert max(kept.size) == 13
         assert bits(kept) == bits(whole.resize(kept.size, Image.Resampling.NEAREST))
     text = r"column '1' is an image of mode 'P', 30 x 24 pixels, which jpeg cannot keep; png can"
-    with pytest.raises(CacheError, match=rf"{text}\. Name the columns to encode and leave this"):
-        built(Masks(), path, images="jpeg", overwrite=True)
-
-
-def indices(image):
-    """Somebody's own transform."""
-    return torch.from_numpy(np.array(image)).long() + image.info.get("transparency", 0)
+    rule = rf"{text}\. Name the columns to encode and leave this"
+    refused(rule, built, Masks(), path, images="jpeg", overwrite=True)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_masks_are_those_of_stock(path, workers, workers_end_fast):
+    def indices(image):
+        """Somebody's own transform."""
+        return torch.from_numpy(np.array(image)).long() + image.info.get("transparency", 0)
+
     dataset = Masks(
         transform=v2.Compose([v2.CenterCrop(20), v2.RandomCrop(16), *FLOATS]),
         target_transform=v2.Compose([v2.Resize(22, NEAREST), v2.RandomCrop(16), indices]),
@@ -269,13 +251,11 @@ def test_batches_of_masks_are_those_of_stock(path, workers, workers_end_fast):
     ours, theirs = (DataLoader(dataset, backend=each, **options) for each in (H5(path), "stock"))
     for _ in range(2):
         assert_same(list(ours), list(theirs))
-    assert kinds(CachedDataset(path))["1"] == ["encoded:PNG:P"]
+    cached = CachedDataset(path)
+    assert kinds(cached)["1"] == ["encoded:PNG:P"]
+    assert cached.index.head[0].startswith("dataset.transform: CenterCrop(")
     dataset.colour = 7  # its palette is part of what a sample gives
-    with pytest.raises(CacheError, match="the contents of sample 0, "):
-        built(dataset, path, check="contents")
-
-
-# Columns of files
+    refused("the contents of sample 0, ", built, dataset, path, check="contents")
 
 
 def test_files_are_small_said_to_be_so_and_not_compressed_again(path, tmp_path):
@@ -285,20 +265,17 @@ def test_files_are_small_said_to_be_so_and_not_compressed_again(path, tmp_path):
         told[how] = estimate(large, tmp_path / how, images=how, num_workers=0).bytes
         size[how] = built(large, tmp_path / how, images=how).path.stat().st_size
     assert size["jpeg"] < size["raw"] / 5
-    assert told["jpeg"] < told["raw"] / 5
-    assert told["jpeg"] <= size["jpeg"]
+    assert told["jpeg"] < min(told["raw"] / 5, size["jpeg"] + 1)
     cached = built(large, path, images="jpeg", compress="zstd")
     assert [column.packing is None for column in cached.columns] == [True, False]
 
 
 def test_a_mode_that_cannot_be_kept_names_its_sample(path):
-    dataset = Photos(mode="RGBA")
+    dataset, images = Photos(mode="RGBA"), {"image": "jpeg"}
     text = "sample 2 cannot be kept: column 'image' is an image of mode 'RGBA'"
-    with pytest.raises(CacheError, match=text):
-        built(dataset, path, images={"image": "jpeg"})
-    cached = built(dataset, path, images={"image": "jpeg"}, on_error="skip")
-    assert [number for number, _ in cached.failed] == [2]
-    assert text in cached.failed[0][1]
+    refused(text, built, dataset, path, images=images)
+    ((number, said),) = built(dataset, path, images=images, on_error="skip").failed
+    assert (number, text in said) == (2, True)
     assert len(built(dataset, path)) == SIZE - 1  # only opened: nothing is encoded
 
 
@@ -314,13 +291,8 @@ def test_a_mode_that_cannot_be_kept_names_its_sample(path):
     ],
 )  # fmt: skip
 def test_columns_that_hold_no_images(path, dataset, images, text):
-    with pytest.raises(CacheError, match=text):
-        built(dataset, path, images=images)
-    assert not path.exists()
+    refused(text, built, dataset, path, images=images)
     assert len(built(Photos(size=0), path, images="jpeg")) == 0
-
-
-# Packed; the datasets that can be packed are those of test_cache_packed.py
 
 
 def test_packed_needs_the_files_no_longer(path, photos):
@@ -336,22 +308,20 @@ def test_packed_needs_the_files_no_longer(path, photos):
 
 
 def test_packed_files_that_are_broken(path, photos):
+    options = {"images": "packed", "overwrite": True}
     dataset = ImageFolder(photos)
     file = Path(dataset.samples[1][0])
     file.write_bytes(file.read_bytes()[:-90])
-    with pytest.raises(CacheError, match=f"sample 1 cannot be kept: {file}: it cannot be de"):
-        built(dataset, path, images="packed")
-    cached = built(dataset, path, images="packed", on_error="skip")
+    rule = f"sample 1 cannot be kept: {file}: it cannot be de"
+    refused(rule, built, dataset, path, **options)
+    cached = built(dataset, path, on_error="skip", **options)
     assert [number for number, _ in cached.failed] == [1]
     for file in photos.rglob("*.*"):
         file.write_bytes(EPS)
-    with pytest.raises(CacheError, match=r"sample 0 cannot be kept: .* is no file of format BM"):
-        built(dataset, path, images="packed", overwrite=True)
-    with pytest.raises(CacheError, match="no sample could be read"):
-        built(dataset, path, images="packed", overwrite=True, on_error="skip")
+    rule = r"sample 0 cannot be kept: .* is no file of format BM"
+    refused(rule, built, dataset, path, **options)
+    refused("no sample could be read", built, dataset, path, on_error="skip", **options)
 
-
-# A file that somebody made to do harm
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
 
@@ -388,13 +358,8 @@ COLOUR = saved(smooth(0), "PNG")
 )  # fmt: skip
 def test_bytes_that_are_no_such_image(path, kind, data, text):
     cached = build_of_bytes(path, kind, data)
-    for read in (lambda: cached[1], lambda: cached.__getitems__([1])):
-        rule = f"column 'sample', row 1: a leaf of kind '{kind}'.*{text}"
-        with pytest.raises(CacheError, match=rule):
-            read()
-
-
-# As a backend
+    for read, row in ((cached.__getitem__, 1), (cached.__getitems__, [1])):
+        refused(f"column 'sample', row 1: a leaf of kind '{kind}'.*{text}", read, row)
 
 
 def test_what_the_backend_says(path, photos, tmp_path):
@@ -403,15 +368,16 @@ def test_what_the_backend_says(path, photos, tmp_path):
     def plan(backend, of=dataset):
         return str(backend.explain(DataLoader(of)))
 
+    def first(backend, of=dataset):
+        return next(iter(DataLoader(of, backend=backend)))
+
     assert "with images as packed, built at" in plan(H5(path, images="packed"))
     assert "with images" not in plan(H5(path))
     built(dataset, path, images=Encoded("jpeg", 70))
     assert f"rows of {path} with images as jpeg, quality 70\n" in plan(H5(path))
     packed = H5(tmp_path / "no.h5", images="packed")
     assert "cannot serve this loader: sample 0 cannot be kept" in plan(packed, Photos())
-    with pytest.raises(CacheError, match="an image that Pillow did not open from"):
-        next(iter(DataLoader(Photos(), backend=packed)))
-    with pytest.raises(CacheError, match="images: jpeg, quality 70 when it was built, png now"):
-        next(iter(DataLoader(dataset, backend=H5(path, images="png"))))
-    with pytest.raises(OptionError, match="images='gif'"):
-        H5(images="gif")
+    refused("an image that Pillow did not open from", first, packed, Photos())
+    rule = "images: jpeg, quality 70 when it was built, png now"
+    refused(rule, first, H5(path, images="png"))
+    refused("images='gif'", H5, images="gif", error=OptionError)
