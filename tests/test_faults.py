@@ -16,35 +16,22 @@ import pytest
 import torch
 
 from dataloaders import DataLoader
-from dataloaders.cache import CachedDataset, merge, precompute, verify
+from dataloaders.cache import CachedDataset, merge, verify
 from dataloaders.errors import CacheError
+from helpers.cached import built
 from helpers.compare import assert_same
 from helpers.datasets import Numbered
 from helpers.fake_cuda import FakeCuda, PlayedPrefetch
 from helpers.processes import Held
 
-SAMPLES = 9
+SAMPLES = [Numbered()[row] for row in range(9)]
 STEPS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
-ENDED = {-signal.SIGKILL: "killed", 0: "done", 3: "raised", 4: "swallowed"}
 
 
-def ctrl_c():
-    raise KeyboardInterrupt
+def comes_to_its_end(step, fault, work, folder):
+    """Run ``work`` in a fork, with ``fault`` at its step of this number, if it has so many.
 
-
-def disk_full():
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def kill():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def interrupted_at(step, fault, work, folder):
-    """Run ``work`` in a fork, with ``fault`` at its step of this number; return how it ended.
-
-    "killed"; "raised": the fault's error left ``work``; "swallowed": it did not, and ``work`` came
-    to its end; or "done": ``work`` has fewer steps.
+    Otherwise it was killed, or raised the fault's error, or went on in spite of it.
     """
     pid = os.fork()
     if pid == 0:
@@ -54,8 +41,8 @@ def interrupted_at(step, fault, work, folder):
         finally:
             os._exit(status)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert status in ENDED, f"status {status} after a fault at step {step}"
-    return ENDED[status]
+    assert status in (-signal.SIGKILL, 0, 3), f"status {status} after a fault at step {step}"
+    return status == 0
 
 
 def with_fault(step, fault, work, folder):
@@ -70,7 +57,9 @@ def with_fault(step, fault, work, folder):
         steps += 1
         if steps == step:
             struck = True
-            fault()
+            if fault is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise fault
 
     def counted_sync(file):
         count("open", (folder,))
@@ -88,22 +77,26 @@ def with_fault(step, fault, work, folder):
             return 3
         sys.excepthook(*sys.exc_info())
         return 1
-    return 4 if struck else 0
+    return 3 if struck else 0
 
 
-at_each_fault = pytest.mark.parametrize("fault", [kill, ctrl_c, disk_full])
+at_each_fault = pytest.mark.parametrize(
+    "fault",
+    [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device"), None],
+    ids=["ctrl_c", "disk_full", "kill"],
+)
 step_by_step = pytest.mark.parametrize(
     "stride", [pytest.param(1, marks=pytest.mark.nightly), 11], ids=["every step", "some steps"]
 )
 
 
-def interrupt_everywhere(fault, stride, work, folder, begin, check):
+def interrupt_everywhere(fault, stride, work, folder, check, begin=lambda: None):
     """Interrupt ``work`` at each step, or at one of ``stride``, and ``check`` what it left."""
     for step in itertools.count(1, stride):
         begin()
-        ended = interrupted_at(step, fault, work, folder)
-        check(ended)
-        if ended == "done":
+        done = comes_to_its_end(step, fault, work, folder)
+        check(done)
+        if done:
             break
     assert step > 10
 
@@ -116,52 +109,47 @@ def interrupt_everywhere(fault, stride, work, folder, begin, check):
     ids=["one file", "parts", "a rank"],
 )
 def test_a_build(fault, stride, interrupted, tmp_path):
-    folder, dataset = tmp_path / "caches", Numbered(SAMPLES)
-    path, numbers = folder / "train.h5", itertools.count()
-    options = {"num_workers": 0, "rows": 4}
+    folder, numbers = tmp_path / "caches", itertools.count()
+    path = folder / "train.h5"
 
     def begin():
         if folder.exists():
             folder.rename(tmp_path / str(next(numbers)))
         folder.mkdir()
 
-    def check(ended):
+    def work(**options):
+        built(Numbered(len(SAMPLES)), path, rows=4, **options)
+
+    def check(done):
         if path.exists():
             try:
-                assert_same(list(CachedDataset(path)), [dataset[row] for row in range(SAMPLES)])
+                assert_same(list(CachedDataset(path)), SAMPLES)
             except CacheError:
-                assert ended != "done"
-        precompute(dataset, path, **options)
-        assert_same(list(CachedDataset(path)), [dataset[row] for row in range(SAMPLES)])
-        assert verify(path) == []
-        assert [file for file in folder.rglob("*") if file.suffix == ".tmp"] == []
+                assert not done
+        work()
+        assert_same(list(CachedDataset(path)), SAMPLES)
+        assert verify(path) == [] == [file for file in folder.rglob("*") if file.suffix == ".tmp"]
 
-    def work():
-        precompute(dataset, path, **options, **interrupted)
-
-    interrupt_everywhere(fault, stride, work, folder, begin, check)
+    interrupt_everywhere(fault, stride, lambda: work(**interrupted), folder, check, begin)
 
 
 @at_each_fault
 @step_by_step
 def test_a_merge(fault, stride, tmp_path):
-    folder, dataset = tmp_path / "caches", Numbered(SAMPLES)
-    folder.mkdir()
-    path, one = folder / "train.h5", folder / "one.h5"
-    cached = precompute(dataset, path, num_workers=0, rows=4, single_file=False)
-    samples = list(cached)
+    path, one = tmp_path / "train.h5", tmp_path / "one.h5"
+    built(Numbered(len(SAMPLES)), path, rows=4, single_file=False)
 
-    def check(ended):
+    def check(done):
         assert verify(path) == []
         if one.exists():
-            assert_same(list(CachedDataset(one)), samples)
+            assert_same(list(CachedDataset(one)), SAMPLES)
             one.unlink()
         merge(path, one)
-        assert_same(list(CachedDataset(one)), samples)
+        assert_same(list(CachedDataset(one)), SAMPLES)
         one.unlink()
-        assert [file for file in folder.iterdir() if file.suffix == ".tmp"] == []
+        assert [file for file in tmp_path.iterdir() if file.suffix == ".tmp"] == []
 
-    interrupt_everywhere(fault, stride, lambda: merge(path, one), folder, lambda: None, check)
+    interrupt_everywhere(fault, stride, lambda: merge(path, one), tmp_path, check)
 
 
 class Broken(Exception):
@@ -193,21 +181,23 @@ def test_a_prefetching_epoch(workers, stride):
         loader = DataLoader(
             batches, batch_size=None, num_workers=workers, backend=PlayedPrefetch(cuda=cuda)
         )
-        seen, raised = [], False
-        try:
+
+        def epoch(seen, loader=loader, cuda=cuda):
             for batch in loader:
                 cuda.drain()
                 seen.append(batch.clone())
+
+        seen, again, raised = [], [], False
+        try:
+            epoch(seen)
         except Broken:
             raised = True
         assert_same(seen, batches[: len(seen)])
         assert raised == (len(seen) < 5)
-        seen, cuda.left = [], 0
-        for batch in loader:  # the next epoch begins anew
-            cuda.drain()
-            seen.append(batch.clone())
-        assert_same(seen, batches)
-        del loader, batch
+        cuda.left = 0
+        epoch(again)  # the next epoch begins anew
+        assert_same(again, batches)
+        del loader, epoch
         assert before.left_behind() == []
         if not raised:
             break

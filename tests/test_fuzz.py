@@ -9,11 +9,11 @@ import contextlib
 import copy
 import io
 import os
-import shutil
 import struct
 import sys
 import unicodedata
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -28,14 +28,14 @@ from torchvision.transforms import v2
 
 from backends.h5.batches import proved
 from backends.h5.draws import Draws
-from dataloaders.cache import CachedDataset, Compressed, join, precompute
+from dataloaders.cache import CachedDataset, Compressed
 from dataloaders.cache.sample.leaf import Leaf
 from dataloaders.cache.sample.sample import leaf_paths
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, MissingDependency
 from dataloaders.seeding.seeded import seed_generators
 from dataloaders.seeding.words import words
-from helpers.cached import DTYPES, MODES, TORCH_DTYPES, Point, build, build_of_leaves, mixed
+from helpers.cached import DTYPES, MODES, TORCH_DTYPES, Point, build, build_of_leaves, built, mixed
 from helpers.compare import same
 from helpers.datasets import Made
 from helpers.hostile import Whole, said_of
@@ -78,18 +78,15 @@ def raw(data, random):
 
 def damaged(data, random):
     """Another cache; most have an index whose digest is right."""
+    kind = random.random()
     try:
         whole = Whole(data)
-    except (ValueError, RecursionError, struct.error):
-        return raw(data, random)
-    kind = random.random()
-    if kind < 0.03:
-        return raw(data, random)
-    if kind < 0.06:
-        return data[: random.randrange(len(data) + 1)]
-    if kind < 0.12:
-        return whole.with_text(raw(whole.text, random))
-    try:
+        if kind < 0.03:
+            return raw(data, random)
+        if kind < 0.06:
+            return data[: random.randrange(len(data) + 1)]
+        if kind < 0.12:
+            return whole.with_text(raw(whole.text, random))
         if kind < 0.3:
             for _ in range(random.choice((1, 1, 2, 3))):
                 whole.fields = _changed(whole.fields, random)
@@ -99,8 +96,8 @@ def damaged(data, random):
             whole.body = _with_other_values(whole, random)
         return whole.with_fields(whole.fields)[:LARGEST]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
-        return raw(data, random)  # what cannot be changed so
-    except (CacheError, OSError):
+        return raw(data, random)  # what cannot be read or changed so
+    except (CacheError, OSError, struct.error):
         return raw(data, random)
 
 
@@ -167,11 +164,11 @@ def _rebuilt(fields, random):
         leaves = []
         for column, one in zip(columns, shapes, strict=True):
             kind, dimensions = random.choice(column["variants"])
-            shape = _shape(column, random) if one is None else one
-            values = np.zeros(shape[:dimensions], column["dtype"])
+            shape = (_shape(column, random) if one is None else one)[:dimensions]
+            values = np.zeros(shape, column["dtype"])
             if values.size:
                 values = np.frombuffer(random.randbytes(values.nbytes), values.dtype)
-            leaves.append(Leaf(kind, values.reshape(shape[:dimensions])))
+            leaves.append(Leaf(kind, values.reshape(shape)))
         samples.append((fields["structure"], leaves))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "a.h5"
@@ -236,9 +233,6 @@ def _arrays(fields):
 # documented error alike, and fails (an assertion, another exception) for what must not be
 
 
-_SHARDS = {}  # of the joined files, which are beside every input
-
-
 def sound_files(folder):
     """Small caches of every sort of column: single, compressed, and joined of shards."""
     classes = {"classes": ["cat", ("dog", "hound")], "class_to_idx": {"cat": 0, "dog": 1, "é": -7}}
@@ -268,13 +262,9 @@ def sound_files(folder):
         ("fixed", lambda index: {"number": index, "array": np.full((70, 70), index / 7)}),
         ("varies", lambda index: {"text": "a" * index, "array": np.full((index % 2, 3), index)}),
     ):
-        path = folder / f"{name}.h5"
-        for rank in range(3):
-            precompute(Made(sample, 7), path, num_workers=0, shard=(rank, 3), wait=False)
-        join(path)
-        shards = path.with_suffix(".parts").glob("*.h5")
-        _SHARDS.update({str(each.relative_to(folder)): each.read_bytes() for each in shards})
-        yield path.read_bytes()
+        yield built(
+            Made(sample, 7), folder / f"{name}.h5", rows=3, single_file=False
+        ).path.read_bytes()
 
 
 def _compressible(row):
@@ -286,23 +276,16 @@ def _compressible(row):
     }
 
 
-def _put(data, folder):
-    for name, contents in {"a.h5": data, **_SHARDS}.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(contents)
-    return folder / "a.h5"
-
-
-def _file(data, folder):
+def _file(path):
     """A cache: opened, read to the last row, and verified; returns whether there was no error."""
-    return not said_of(_put(data, folder), data, most=300 << 20)
+    return not said_of(path, path.read_bytes(), most=300 << 20)
 
 
-def _shown(data, folder):
+def _shown(path):
     """What the command line makes of a cache: info."""
     shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with contextlib.redirect_stdout(shown):
-        status = main(["cache", "info", str(_put(data, folder))])
+        status = main(["cache", "info", str(path)])
     shown.flush()
     text = shown.buffer.getvalue().decode("utf-8")
     odd = {each for each in text if unicodedata.category(each) in ("Cc", "Cs")} - {"\n"}
@@ -310,22 +293,19 @@ def _shown(data, folder):
     return status == 0
 
 
-_CROP = v2.Compose([v2.RandomCrop(2), v2.RandomHorizontalFlip(), v2.PILToTensor()])
-
-
-def _batches(data, folder):
+def _batches(path):
     """Whole batches, which are those that torch collates."""
-    path = _put(data, folder)
+    crop = v2.Compose([v2.RandomCrop(2), v2.RandomHorizontalFlip(), v2.PILToTensor()])
     try:
         plain = CachedDataset(path)
         structure = plain.index.structure
         paths = [] if structure is None or not len(plain) else leaf_paths(structure)
-        images = [
-            keys
+        tails = [
+            (keys, crop)
             for keys, column in zip(paths, plain.columns, strict=False)
             if column.variants[0][0].startswith("image:")
         ]
-        cached = CachedDataset(path, tails=[(keys, _CROP) for keys in images])
+        cached = CachedDataset(path, tails=tails)
         made = proved(cached)
         if isinstance(made, str):
             return False
@@ -338,8 +318,8 @@ def _batches(data, folder):
                 raise
             found = None
         samples = []
-        for row, (a, b, c, d) in zip(rows, seeding.tolist(), strict=True):
-            seed_generators((a, b, c, d))
+        for row, four in zip(rows, seeding.tolist(), strict=True):
+            seed_generators(tuple(four))
             samples.append(cached[row])
         assert found is None or same(found, default_collate(samples), strides=False)
     except (CacheError, MissingDependency):
@@ -347,12 +327,7 @@ def _batches(data, folder):
     return True
 
 
-TARGETS = {
-    "file": _file,
-    "shown": _shown,
-    "batches": _batches,
-}
-"""By name: all of a file, the command line, and batches; each writes to an empty folder."""
+TARGETS = {"file": _file, "shown": _shown, "batches": _batches}
 
 
 # The fuzzer: a moment by day, longer by night
@@ -364,7 +339,6 @@ FORBIDDEN = (
     *("import", "pickle.", "marshal.", "ctypes.", "subprocess.", "socket."),
     *("os.exec", "os.fork", "os.kill", "os.posix_spawn", "os.system"),
 )
-HOOKS = []  # an audit hook stays to the end of the process
 ALLOWED = []  # where files may be opened now; if empty, nothing is watched
 
 
@@ -375,19 +349,20 @@ def audit(event, arguments):
         raise AssertionError(f"{event} {arguments[:1]!r:.150}")
     if isinstance(arguments[0], (str, bytes, os.PathLike)):
         path = os.fsdecode(arguments[0])
-        folder, ALLOWED[:] = ALLOWED[0], []  # what follows opens files itself
+        folder = ALLOWED.pop()  # what follows opens files itself
         is_inside = Path(os.path.realpath(path)).is_relative_to(folder)
-        ALLOWED[:] = [folder]
+        ALLOWED.append(folder)
         assert is_inside or path.startswith(OF_CORES), path
+
+
+begin = cache(lambda: sys.addaudithook(audit))  # which stays to the end of the process
 
 
 @contextmanager
 def watched(folder):
     """Let nothing be imported, started, unpickled or opened elsewhere."""
-    if audit not in HOOKS:
-        HOOKS.append(audit)
-        sys.addaudithook(audit)
-    ALLOWED[:] = [folder.resolve()]
+    begin()
+    ALLOWED.append(folder.resolve())
     try:
         yield
     finally:
@@ -409,13 +384,12 @@ def test_what_a_file_must_not_do_is_seen(tmp_path):
 
 
 def fuzz(name, tries, seed, folder):
+    path = folder / "a.h5"  # beside the parts of the joined ones
+
     def run(data, watching=nullcontext):
-        one = folder / "one"
-        one.mkdir()
+        path.write_bytes(data)
         with watching(folder):
-            found = TARGETS[name](data, one)
-        shutil.rmtree(one)
-        return found
+            return TARGETS[name](path)
 
     files = list(sound_files(folder))
     inputs = [data for data in files if run(data)]  # imports at first use are no finding
