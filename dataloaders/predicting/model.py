@@ -23,7 +23,7 @@ Slowed: TypeAlias = Callable[[int, bool], tuple[float, float]]
 """How many times longer preparation and the step take, from the number of workers that are busy
 and whether the step runs."""
 
-_SKIPPED, _COUNTED = 5, 100  # rounds of the queue that are left out; batches that count, at least
+_SKIPPED, _COUNTED = 5, 200  # rounds of the queue that are left out; batches that count, at least
 _LONGEST_PERIOD = 400  # batches after which loads and workers come together again, at the most
 _SOON = 1e-12  # seconds that are rounding
 
