@@ -177,7 +177,8 @@ def test_transforms_and_functions_have_their_shares():
     ("kind", "workers", "count", "slow"),
     [
         pytest.param(DataLoader, 0, 24, 9, marks=pytest.mark.nightly),
-        (Ours, 1, 80, 61),
+        (Ours, 1, 60, None),
+        pytest.param(Ours, 1, 80, 61, marks=pytest.mark.nightly),
         pytest.param(Ours, 4, 300, None, marks=pytest.mark.nightly),
     ],
 )
@@ -188,8 +189,8 @@ def test_files_are_evicted_and_read_again_and_slow_ones_named(tmp_path, kind, wo
     lost = seconds["cold"].estimate - seconds["real"].estimate
     assert report.stalls["fetch"].estimate == pytest.approx(lost)
     assert waits["p50"] <= waits["p99"] <= waits["longest"]
-    assert waits["p50"] < 0.04
     if slow is not None:
+        assert waits["p50"] < 0.04
         found = {index: (file, seconds) for index, file, seconds in waits["slow"]}
         assert found[slow][0] == str(tmp_path / f"{slow}.bin")
         assert found[slow][1] >= 0.04
