@@ -292,28 +292,7 @@ def test_the_driver_knows_the_mode_of_each_thread():
 # Waiting
 
 
-@pytest.fixture
-def interrupted_elsewhere():
-    """Interrupt this process in a thread other than the one that waits."""
-    gone, wanted = threading.Event(), threading.Event()
-
-    def interrupt():
-        wanted.wait()
-        if not gone.wait(0.3):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    # The kernel now gives the signal to the other thread: nothing wakes a wait of this one.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    yield wanted.set
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    gone.set()
-    wanted.set()
-    thread.join()
-
-
-def test_ctrl_c_delivered_to_another_thread_ends_a_wait_for_a_batch(interrupted_elsewhere):
+def test_ctrl_c_delivered_to_another_thread_ends_a_wait_for_a_batch():
     ready = multiprocessing.get_context("fork").Event()
 
     def late(samples):
@@ -321,9 +300,16 @@ def test_ctrl_c_delivered_to_another_thread_ends_a_wait_for_a_batch(interrupted_
         return samples
 
     batches = iter(DataLoader([1], num_workers=1, collate_fn=late, backend="prefetch"))
-    interrupted_elsewhere()
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    # The kernel now gives the signal to the other thread: nothing wakes a wait of this one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    finally:
+        timer.cancel()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     ready.set()
     assert next(batches) == [1]
 

@@ -85,20 +85,6 @@ def test_the_fastest_is_the_smallest_that_is_near_the_best():
     assert (probe.largest, probe.fastest) == (32, 16)
 
 
-LISTS = """
-import torch
-from torch.utils.data import DataLoader
-
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-images = [torch.ones(3, 4) for _ in range(40)]
-for epoch in range(9):
-    for batch in DataLoader(images, batch_size=8, collate_fn=list):
-        assert {image.shape for image in batch} == {(3, 4)}
-        model(torch.stack(batch)).sum().backward()
-        optimizer.step()
-"""
-
 LIMITED = """
 import resource, sys, torch
 from torch.utils.data import DataLoader
@@ -108,8 +94,8 @@ optimizer = torch.optim.SGD(model.parameters(), 0.01)
 in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (in_use + (256 << 20),) * 2)
 for epoch in range(9):
-    for batch in DataLoader(torch.ones(40, 1), batch_size=8):
-        model(batch.expand(len(batch), 1 << 20).contiguous()).sum().backward()
+    for batch in DataLoader(torch.ones(40, 1), batch_size=8, collate_fn=list):
+        model(torch.stack(batch).expand(len(batch), 1 << 20).contiguous()).sum().backward()
         optimizer.step()
 """
 
@@ -124,14 +110,9 @@ def probed(folder, text, *options):
 
 
 @pytest.mark.nightly
-def test_a_batch_that_is_a_list_grows_by_samples(tmp_path):
-    report, _ = probed(tmp_path, LISTS, "--most", "12")
-    assert [one["batch_size"] for one in report["trials"]] == [8, 12]
-
-
-@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space so")
 def test_a_script_under_a_memory_limit_ends_cleanly_at_the_largest_batch(tmp_path):
+    """Its batches are lists, which grow by samples."""
     report, done = probed(tmp_path, LIMITED)
     assert 8 <= report["largest"] < 64  # 64 samples of 4 MiB are 256 MiB
     assert any("memory" in (one["why_not"] or "") for one in report["trials"])

@@ -121,20 +121,33 @@ def test_the_first_loop_that_trains_is_measured_and_stopped(script, says, comman
     assert (DataLoader.__iter__, dataloaders.DataLoader.__iter__) == before
 
 
-def test_a_loader_that_is_started_for_each_batch_is_refused_with_advice(command):
-    script = "loader = rows(9)\nwhile True:\n    next(iter(loader))\n    optimizer.step()"
-    Path("train.py").write_text(HEAD + script)
-    done = command("check", "--budget", 0.3, "train.py", status=3)
-    assert "9 batches of 1, num_workers=0: the script starts it again for each batch" in done.err
-    assert "take next(batches) in the loop" in done.err
+SOME = "for _, batch in zip(range(6), rows(9)): optimizer.step()\n"
+WITHOUT = "while True:\n    time.sleep(0.01)\n    optimizer.step()\n"
+BECOMES = (
+    "import os\nif os.fork() == 0: os.execlp('true', 'true')\nassert os.wait()[1] == 0\n"
+    "try: os.execvp('python', ['python', 'train it.py'])\nexcept Exception: pass\n"
+)
+NO_LOADER = "trained without a torch.utils.data.DataLoader"
+ANOTHER = "called os.execv to become python 'train it.py', which could not be measured: make"
+AGAIN = "9 batches of 1, num_workers=0: the script starts it again for each batch"
+ENDED = [
+    ("loader = rows(9)\nwhile True:\n    next(iter(loader))\n    optimizer.step()", 3, AGAIN),
+    (f"{SOME}while True: train(rows(8))", 0, "it then trained with loader 2"),
+    (SOME + WITHOUT, 0, NO_LOADER),
+    (WITHOUT, 3, NO_LOADER),
+    (SOME + BECOMES, 0, ANOTHER),
+    (BECOMES, 3, ANOTHER),
+]
 
 
-def test_a_program_that_goes_on_to_train_with_another_loader_is_ended(command):
-    script = "for _, batch in zip(range(6), rows(9)): optimizer.step()\nwhile True: train(rows(8))"
+@pytest.mark.parametrize(("script", "status", "says"), ENDED)
+def test_a_program_that_trains_in_another_way_is_ended(script, status, says, command):
     Path("train.py").write_text(HEAD + script)
-    done = command("check", "--budget", 0.3, "--no-predict", "train.py")
-    assert "it then trained with loader 2" in done.out
-    assert "measure that with --loader 2" in done.out
+    done = command("check", "--budget", 0.3, "--no-predict", "train.py", status=status)
+    out = " ".join((done.err if status else done.out).split())
+    assert says in out
+    assert ("measure that with --loader 2" in out) == ("loader 2" in says)
+    assert ("take next(batches) in the loop" in out) == (says == AGAIN)
 
 
 def test_a_program_that_trains_in_epochs_that_are_too_short_is_ended(command):
@@ -186,30 +199,6 @@ def test_torchdatas_loader_which_does_not_call_torchs_is_watched(command, tmp_pa
     assert "measured in loader 1: StatefulDataLoader of TensorDataset" in done.out
     with pytest.warns(BackendWarning, match="StatefulDataLoader overrides _get_iterator"):
         command("run", "--backend", "prefetch", "train.py")
-
-
-WITHOUT = "while True:\n    time.sleep(0.01)\n    optimizer.step()\n"
-
-
-@pytest.mark.parametrize(
-    ("script", "status"),
-    [("for _, batch in zip(range(6), rows(9)): optimizer.step()\n", 0), ("", 3)],
-)
-def test_a_program_that_trains_without_a_loader_is_ended(script, status, command):
-    Path("train.py").write_text(HEAD + script + WITHOUT)
-    done = command("check", "--budget", 0.3, "--no-predict", "train.py", status=status)
-    assert "trained without a torch.utils.data.DataLoader" in (done.err if status else done.out)
-
-
-@pytest.mark.parametrize("measured", [True, False])
-def test_a_program_that_would_become_another_one_is_ended(measured, command):
-    script = "for _, batch in zip(range(6), rows(9)): optimizer.step()\n" if measured else ""
-    script += "if os.fork() == 0: os.execlp('true', 'true')\nassert os.wait()[1] == 0\n"
-    script += "try: os.execvp('python', ['python', 'train it.py'])\nexcept Exception: pass\n"
-    Path("train.py").write_text("import os\n" + HEAD + script)
-    done = command("check", "--budget", 3, "--no-predict", "train.py", status=3 * (not measured))
-    said = "called os.execv to become python 'train it.py', which could not be measured: make"
-    assert said in " ".join((done.out if measured else done.err).split())
 
 
 def test_untouched_loops_draw_what_they_always_draw(command):
