@@ -116,8 +116,8 @@ def test_what_first_steps_took_longer_is_their_excess(steps, excess):
     assert warm_up.excess_s == pytest.approx(excess)
 
 
-def planned(arm, numbers, **options):
-    return Schedule(30, **options).plan(arm, numbers)
+TWO, FOUR = {"workers": 2, "in_flight": 4}, {"workers": 4, "in_flight": 8}
+ASYNC = {"asynchronous": True}
 
 
 class TestPlan:
@@ -128,16 +128,16 @@ class TestPlan:
             ("synthetic", {}, (30, 0.01, 0.02), (0, 2, 45, 1, 3.76)),  # 1/3 s
             ("synthetic", {"budget_s": 9}, (9, 0.001, 0.001), (0, 2, 270, 2, 1.088)),  # 0.2 s
             ("synthetic", {"budget_s": 4}, (4, 0.01, 0.01), (0, 2, 14, 1, 1)),  # 0.1 s
-            ("synthetic", {"asynchronous": True}, (30, 0.01, 0.01), (0, 20, 45, 1, 2.6)),
-            ("synthetic", {"asynchronous": True}, (30, 1e-5, 1e-5), (0, 4096, 20000, 200, 1)),
+            ("synthetic", ASYNC, (30, 0.01, 0.01), (0, 20, 45, 1, 2.6)),
+            ("synthetic", ASYNC, (30, 1e-5, 1e-5), (0, 4096, 20000, 200, 1)),
             ("synthetic", {}, (30, 1e-7, 1e-7), (0, 2, 20000, 5000, 1)),  # four marks
             ("synthetic", {}, (30, 1e-7, 1e-7, 2), (0, 2, 20000, 5000, 1)),
             ("synthetic", {}, (30, 0.01, 0.01, 64), (0, 64, 64, 64, 5.12)),
             ("synthetic", {}, (0.05, 0.01, 0.01), (0, 2, 45, 1, 0.1)),  # no time is left
             ("synthetic", {"length": 11}, (30, 0.01, 0.01), (0, 2, 48, 1, 2)),  # all in the pool
             ("real", {}, (30, 0.01, 0.02), (0, 3, 23, 1, 2.08)),
-            ("real", {"asynchronous": True}, (30, 0.01, 0.02), (0, 10, 23, 1, 2.64)),
-            ("real", {"asynchronous": True}, (30, 0.01, 0.01, 1, -1, 0.05), (5, 20, 45, 1, 2.8)),
+            ("real", ASYNC, (30, 0.01, 0.02), (0, 10, 23, 1, 2.64)),
+            ("real", ASYNC, (30, 0.01, 0.01, 1, -1, 0.05), (5, 20, 45, 1, 2.8)),
             ("real", {"length": 12}, (30, 0.01, 0.01), (0, 3, 45, 1, 1.92)),
             ("real", {"length": 11}, (30, 0.01, 0.01), (0, 3, 55, 11, 2.32)),
             ("real", {"workers": 2, "in_flight": 4, "length": 20}, (30, 0.01, 0.15),
@@ -149,7 +149,7 @@ class TestPlan:
             ("synthetic", {}, (30, 0.26, 0.26), (0, 2, 4, 1, 6.24)),
             ("synthetic", {}, (3, 1, 1), (0, 1, 2, 1, 3)),
             ("synthetic", {}, (2, 1, 1), (0, 0, 2, 1, 2)),
-            ("synthetic", {"asynchronous": True}, (2, 1, 1), (0, 1, 1, 1, 2)),
+            ("synthetic", ASYNC, (2, 1, 1), (0, 1, 1, 1, 2)),
             ("synthetic", {"workers": 6}, (7, 1, 1.06), (0, 2, 5, 1, 7)),
             ("real", {}, (30, 0.25, 0.25), (0, 3, 4, 1, 7)),
             ("real", {}, (30, 0.26, 0.26), (0, 1, 4, 1, 5.2)),
@@ -162,6 +162,36 @@ class TestPlan:
             ("real", {"workers": 6, "in_flight": 12}, (8, 1, 1.06, 1, 0), (0, 5, 6, 1, 8)),
             ("real", {"workers": 6, "in_flight": 12}, (8, 1, 1.05, 1, 0), (0, 5, 2, 1, 8)),
             ("real", {"workers": 6, "in_flight": 12}, (16, 2, 2.05, 1, 0), (0, 5, 2, 1, 16)),
+            # A fifth of a second on a device, twice what is in flight or what workers have begun
+            ("synthetic", ASYNC, (30, 0.03, 0.03), (0, 7, 15, 1, 2.64)),
+            ("real", FOUR, Numbers(30, 1, 0.1, ready=0), (0, 19, 8, 1, 30)),
+            ("real", FOUR, Numbers(30, 1, 0.11, ready=0), (0, 5, 8, 1, 30)),
+            ("real", FOUR, Numbers(30, 1, 0.11), (0, 19, 8, 1, 30)),
+            ("real", FOUR, Numbers(30, 0.02, 0.02, ready=3, steady=1), (0, 0, 24, 1, 1.92)),
+            # Refilled as the last block left the device, half a second at most
+            ("real", {}, Numbers(30, 0.03, 0.03, lag_s=0.09), (0, 3, 15, 1, 2.16)),
+            ("synthetic", ASYNC, Numbers(30, 0.03, 0.03, lag_s=0.09), (0, 7, 15, 1, 2.64)),
+            ("real", ASYNC, Numbers(30, 0.03, 0.03, lag_s=0.09), (3, 7, 15, 1, 3)),
+            ("real", ASYNC, Numbers(30, 0.03, 0.03, lag_s=0.09, writes=1), (0, 7, 15, 1, 2.64)),
+            ("real", ASYNC, Numbers(30, 0, 0.03, lag_s=0.09), (0, 7, 15, 1, 2.64)),
+            ("real", ASYNC, Numbers(30, 0.03, 0.04, lag_s=0.09), (3, 5, 12, 1, 3.2)),
+            # Copied too slowly, and just in time
+            ("real", ASYNC, Numbers(30, 0.03, 0.04, lag_s=0.09, ahead=1), (0, 5, 12, 1, 2.72)),
+            ("real", ASYNC, Numbers(30, 0.03, 0.0306, lag_s=0.09, ahead=1), (3, 7, 15, 1, 3.06)),
+            ("real", ASYNC, Numbers(30, 0.03, 0.03, lag_s=9), (17, 7, 15, 1, 4.68)),
+            ("real", ASYNC, Numbers(30, 0.2, 0.03, lag_s=9), (4, 7, 15, 1, 20.8)),
+            # Whole epochs where no queue finds its state: eight to warm up, four measured, twice
+            ("real", TWO | {"length": 23}, (30, 0.02, 0.02), (0, 9, 46, 23, 4.4)),
+            ("real", TWO | {"length": 24}, (30, 0.02, 0.02), (0, 9, 24, 1, 2.64)),
+            ("real", TWO | {"length": 23}, Numbers(30, 0.02, 0.02, interrupted=1),
+             (0, 9, 24, 1, 2.64)),
+            ("synthetic", TWO | {"length": 23}, (30, 0.02, 0.02), (0, 2, 24, 1, 2.08)),
+            ("real", {"workers": 2, "in_flight": 16, "length": 5}, (30, 0.02, 0.02),
+             (0, 11, 25, 5, 2.88)),
+            # Marks two milliseconds apart
+            ("synthetic", {}, (30, 1e-5, 1e-5), (0, 2, 20000, 200, 1)),
+            ("synthetic", {}, (30, 1e-5, 1e-5, 64), (0, 64, 20224, 256, 1)),
+            ("synthetic", {}, Numbers(30, 1e-5, 1e-5, varied=1), (0, 2, 20000, 1, 1)),
         ],
     )  # fmt: skip
     def test_the_first_block_of_an_arm(self, arm, options, numbers, plan):
@@ -193,53 +223,6 @@ class TestPlan:
         before = schedule.plan("synthetic", Numbers(30, first, first)).batches
         after = schedule.plan("synthetic", Numbers(30, then, first)).batches
         assert after <= 4 * before + 3
-
-    def test_what_comes_before_the_first_mark(self):
-        """A fifth of a second on a device, twice what is in flight of an epoch."""
-        for step_s in (0.001, 0.03, 0.5):
-            steady = Numbers(30, step_s, step_s)
-            assert planned("synthetic", steady, asynchronous=True).warm_up * step_s >= 0.2
-            assert planned("synthetic", steady).warm_up == 2
-        numbers = Numbers(30, 0.02, 0.02, ready=3)
-        assert planned("real", numbers, workers=4, in_flight=8).warm_up >= 16
-        for real_s, ready, warm_up in ((0.1, 0, 19), (0.11, 0, 5), (0.11, -1, 19)):
-            slow = numbers._replace(step_s=1.0, real_s=real_s, ready=ready)
-            assert planned("real", slow, workers=4, in_flight=8).warm_up == warm_up
-        assert planned("real", numbers._replace(steady=1), workers=4, in_flight=8).warm_up == 0
-
-    def test_a_real_block_is_refilled_as_the_last_one_left_the_device(self):
-        numbers = Numbers(30, 0.03, 0.03, lag_s=0.09)
-        assert planned("real", numbers, asynchronous=True).refill == 3
-        assert planned("synthetic", numbers, asynchronous=True).refill == 0
-        assert planned("real", numbers).refill == 0
-        for changes, refill in (
-            ({"real_s": 0.04, "ahead": 1}, 0),  # copied too slowly
-            ({"real_s": 1.02 * 0.03, "ahead": 1}, 3),
-            ({"real_s": 0.04}, 3),
-            ({"writes": 1}, 0),
-            ({"step_s": 0}, 0),
-            ({"lag_s": 9}, 17),  # half a second
-            ({"lag_s": 9, "step_s": 0.2}, 4),
-        ):
-            other = numbers._replace(**changes)
-            assert planned("real", other, asynchronous=True).refill == refill, changes
-
-    @pytest.mark.parametrize(("length", "whole"), [(23, True), (24, False), (None, False)])
-    def test_segments_are_whole_epochs_where_no_queue_finds_its_state(self, length, whole):
-        """Four batches in flight: eight to warm up with and four to measure, twice."""
-        options = {"workers": 2, "in_flight": 4, "length": length}
-        numbers = Numbers(30, 0.02, 0.02)
-        assert planned("real", numbers, **options).segment == (length if whole else 1)
-        assert planned("synthetic", numbers, **options).segment == 1
-        for other in (numbers._replace(interrupted=1), Numbers(30, 0.2, 0.2)):
-            assert planned("real", other, **options).segment == 1
-        assert planned("real", numbers, workers=2, in_flight=16, length=5).warm_up in (10, 11, 12)
-
-    def test_marks_are_two_milliseconds_apart_or_four_in_a_block(self):
-        numbers = Numbers(30, 1e-5, 1e-5)
-        given = numbers, numbers._replace(cycle=64), numbers._replace(varied=1)
-        laps = [planned("synthetic", one).segment for one in (*given, Numbers(30, 5e-3, 5e-3))]
-        assert laps == [200, 256, 1, 1]
 
     def test_time_goes_to_arms_by_their_spread(self):
         steady, bursts, uneven = Schedule(30), Schedule(30), Schedule(30)
