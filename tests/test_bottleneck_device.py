@@ -340,13 +340,3 @@ def test_pinned_batches_stay_pinned_in_the_host_pool():
     pool.place([torch.device("cuda", 0)])
     assert pool.issue("host", 1)[0].is_pinned()
     assert pool.issue("synthetic", 1)[0].is_cuda
-
-
-@pytest.mark.gpu
-def test_placement_finds_the_cuda_device_of_a_real_step():
-    batch = [torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64)]
-    watched = watching(batch)
-    with watched:
-        x, y = (leaf.to("cuda", non_blocking=True) for leaf in batch)
-        (x.sum() + y.sum()).item()
-    assert [str(device) for device in watched.devices] == ["cuda:0", "cuda:0"]

@@ -548,19 +548,6 @@ def test_each_setting_of_a_gpu_is_found_and_not_in_a_clean_step(name, set_to):
     assert name not in names()
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("name", "step"),
-    [
-        ("made-on-cpu", lambda: (torch.zeros(4) + 1).to("cuda")),
-        ("empty-cache", lambda: torch.cuda.empty_cache()),  # looked up as it is called
-    ],
-)
-def test_calls_that_a_gpu_waits_for_are_found(name, step):
-    assert name in {one.name for one in findings_of(watched(lambda _: (on_gpu(), step())))}
-    assert findings_of(watched(lambda _: on_gpu())) == ()
-
-
 def on_gpu():
     """Some arithmetic, by which the device is the step's."""
     return torch.ones(300, 300, device="cuda") @ torch.ones(300, 300, device="cuda")
