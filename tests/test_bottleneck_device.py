@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader
 
 from bench.check.known_work import burn
-from bench.check.played import HostOn, Loop, PlayedClock, VirtualTime
+from bench.check.played import HostOn, Loop, VirtualTime
 from bench.check.workloads import WORKLOADS, accepted
 from dataloaders.bottleneck import Check, check_bottleneck, placement, resident
 from dataloaders.errors import CheckError
@@ -25,6 +25,14 @@ def checked(loop, budget_s=30):
     loader, step = loop.made(VirtualTime())
     device = "meta" if loop.nbytes and not loop.ahead else None
     return check_bottleneck(loader, step, budget_s=budget_s, device=device, clock=step.clock)
+
+
+def noting(clock, done):
+    """The clock; its marks and waits are noted."""
+    mark, wait = clock.mark, clock.wait
+    clock.mark = lambda: done.append("mark ") or mark()
+    clock.wait = lambda: done.append("wait ") or wait()
+    return clock
 
 
 @pytest.mark.parametrize("workload", PLAYED, ids=lambda workload: workload.name)
@@ -134,20 +142,11 @@ def test_no_block_waits_for_the_device_but_at_its_end():
     loader, step = Loop((0.06,), (0.1,), host_s=0.015).made(VirtualTime())
     done = []
 
-    class Watched(PlayedClock):
-        def mark(self):
-            done.append("mark ")
-            return super().mark()
-
-        def wait(self):
-            done.append("wait ")
-            super().wait()
-
     def watched(batch):
         done.append("step ")
         step(batch)
 
-    check_bottleneck(loader, watched, budget_s=10, clock=Watched(step.device))
+    check_bottleneck(loader, watched, budget_s=10, clock=noting(step.clock, done))
     after_warm_up = "".join(done[done.index("mark ") - 2 :])
     # Settled by two steps at least; refilled after a wait that found the device idle.
     block = "(step ){2,}mark ((step )+mark )+wait (wait )?"
@@ -224,14 +223,6 @@ def test_real_blocks_of_varied_shapes_hold_no_batch_and_copy_none_inside_the_clo
     time, record = VirtualTime(), resident.Pool.record
     done, delivered, held = [], [], []
 
-    class Clock(HostOn):
-        def mark(self):
-            done.append("mark ")
-            return super().mark()
-
-        def wait(self):
-            done.append("wait ")
-
     class Varied:
         def __iter__(self):
             for number in itertools.count():
@@ -250,7 +241,7 @@ def test_real_blocks_of_varied_shapes_hold_no_batch_and_copy_none_inside_the_clo
         held.append(sum(one() is not None for one in delivered[-50:]))
 
     monkeypatch.setattr(resident.Pool, "record", recorded)
-    check_bottleneck(Varied(), step, budget_s=4, clock=Clock(time))
+    check_bottleneck(Varied(), step, budget_s=4, clock=noting(HostOn(time), done))
     assert re.search("copy mark (mark )+wait", "".join(done))
     assert not re.search("mark copy", "".join(done))
     assert max(held) <= 2
