@@ -3,6 +3,7 @@
 Errors of a sampler and of collation: the contract.
 """
 
+import traceback
 import warnings
 import zlib
 from functools import partial
@@ -27,7 +28,9 @@ WHOLE = v1.Compose([v1.Resize((12, 14)), v1.ToTensor()])
 
 
 def outcomes(loader):
-    """What each ``next()`` gave, an error as its type and the end of its text; and the errors."""
+    """What each ``next()`` gave, an error as its type, the end of its text and how many errors it
+    names that were being handled; and the errors.
+    """
     found, errors = [], []
     batches = iter(loader)
     while True:
@@ -36,7 +39,9 @@ def outcomes(loader):
         except StopIteration:
             return found, errors
         except Exception as error:
-            found.append((type(error).__name__, str(error).strip().rpartition(": ")[2]))
+            text = str(error).strip().rpartition(": ")[2]
+            chain = "".join(traceback.format_exception(error)).count("another exception occurred")
+            found.append((type(error).__name__, text, chain))
             errors.append(error)
 
 
@@ -207,8 +212,22 @@ ERRORS = {
     "other channels": ((TWO_MEANS,), {"collate_fn": list}, RuntimeError),
     "several sizes": ((v1.ToTensor(),), {}, RuntimeError),
     "target_transform": ((CHAIN, [5, 6].__getitem__), {}, IndexError),
+    "several sizes, in a worker": ((v1.ToTensor(),), {"num_workers": 1}, RuntimeError),
     "an index": ((CHAIN,), {"sampler": [0, 1, 2, 3, 400, 5]}, IndexError),
 }
+
+
+def test_collation_of_anything_but_images_runs_once_if_it_fails():
+    calls = []
+
+    def fails(samples):
+        calls.append(samples)
+        if 4 in samples:  # in none of those of the proof
+            raise ValueError("none today")
+        return samples
+
+    assert len(compared(range(6), collate_fn=fails)) == 2
+    assert calls == [[0, 1, 2], [3, 4, 5]] * 4
 
 
 @pytest.mark.parametrize(("transforms", "options", "error"), ERRORS.values(), ids=ERRORS)

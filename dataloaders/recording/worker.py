@@ -147,16 +147,21 @@ class _Map:
         if not self._state.ready():
             return _Taken(fetch(), None, None, None)
         own, again = Recorder(tail=self._state.tail), Again(keys, states_now())
+        error = None
         try:
             with recording(own):
                 samples = fetch()
-        except Exception as error:
+        except Exception as raised:
             if not own.sources:
                 raise  # without a stand-in, it is the dataset's
+            error = raised
+        # If it failed, the dataset has caught that, after other draws than its own.
+        if error is None and not own.failed:
+            return _Taken(samples, own, again, fetch)
+        try:  # out of the handler: the dataset's own error has no other one as its context
             return _Taken(self._state.for_real(again, fetch, error), None, None, None)
-        if own.failed:  # and the dataset has caught it, after other draws than its own
-            return _Taken(self._state.for_real(again, fetch, None), None, None, None)
-        return _Taken(samples, own, again, fetch)
+        finally:
+            del error  # its traceback holds this frame
 
 
 class _Stream:
@@ -199,6 +204,8 @@ class _Collate:
         """Return the batch, recorded."""
         if isinstance(taken, list):  # an iterable's samples, each on its own
             own = taken[-1].own
+            if own is not None:
+                own.sources = sum(each.own.sources for each in taken if each.own)
             taken = _Taken([each.samples for each in taken], own, None, None)
         samples, own, again, fetch = taken
         if own is None:
@@ -208,9 +215,15 @@ class _Collate:
             self._state.looks = own.looks
             with recording(own):
                 return self._packed(self._collate_fn(samples), again)
-        except Exception as error:
-            fetched = fetch or (lambda: mapped(samples, _real))
+        except Exception as raised:
+            if not own.sources:
+                raise  # without a stand-in, it is the collate_fn's
+            error = raised
+        fetched = fetch or (lambda: mapped(samples, _real))
+        try:
             return self._state.for_real(before, lambda: self._collate_fn(fetched()), error)
+        finally:
+            del error
 
     def _packed(self, batch: Any, again: Again | None) -> Any:
         if self._state.tail:
