@@ -117,6 +117,7 @@ images(
     bad_sizes=lambda im: im.resize((0, 5)),
     bad_filters=lambda im: im.resize((5, 5), 77),
     bad_boxes=lambda im: im.crop((9, 9, 1, 1)),
+    boxes_that_pillow_cannot_compare=lambda im: im.crop(np.array([1, 2, 9, 9])),
     odd_boxes=lambda im: im.crop((-3.6, 2.5, np.int64(12), np.float64(9.5))),
     outer_boxes=lambda im: im.resize((9, 9), 2, (1.5, 2.5, 10.25, 12.75), reducing_gap=2.0),
     unknown_modes=lambda im: im.convert("XYZ"),

@@ -297,6 +297,8 @@ class Recorded:
     @_method
     def crop(self, box: Any = None) -> Any:
         """See Pillow."""
+        if not isinstance(box, (tuple, list)):  # Pillow cannot compare an array with its size
+            return None
         left, top, right, bottom = box = tuple([round(each) for each in box])
         if right < left or bottom < top or (right - left) * (bottom - top) > 1 << 26:
             return None
