@@ -159,17 +159,6 @@ def test_images_that_are_concatenated_are_made_one_by_one(replay):
     assert len(apart) == len(FILES)
 
 
-def test_a_file_that_fails_is_named_and_leaves_the_others_alone(replay):
-    stock, recorded = both(Photos(FILES, v1.Compose([v1.RandomCrop(32), v1.ToTensor()])))
-    files = recorded.files.clone()
-    for slot in (1, 3):
-        begin, end = recorded.offsets[slot]
-        files[begin + 40 : end] = 0  # after it was recorded: no headers any more
-    with pytest.raises(ReplayError, match=r"\[1, 3\]"):
-        replay.apply(recorded._replace(files=files))
-    assert_same(replay.apply(recorded), stock)
-
-
 @pytest.mark.parametrize(
     ("error", "raised"),
     [

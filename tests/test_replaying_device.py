@@ -27,7 +27,7 @@ from dataloaders import DataLoader
 from dataloaders.replaying import DecodeError, ReplayError, device, grouped, jpeg, kernels
 from dataloaders.replaying.host import HostReplay
 from helpers.compare import assert_same
-from helpers.pictures import saved, smooth
+from helpers.pictures import resampled, saved, smooth
 from helpers.processes import run_script
 from helpers.recorded import Photos, both
 
@@ -106,6 +106,12 @@ def replay(graph, host):
     return device.DeviceReplay(graph, host, CPU)
 
 
+def exact(name):
+    """Photos that go through ``EXACT[name]`` and become floats, which are erased in part."""
+    last = ERASING if name == "erasing" else []
+    return Photos(FILES, v1.Compose([v1.RandomCrop(SIDE), EXACT[name], *NORMAL, *last]))
+
+
 def after(name):
     """Photos whose floats go through ``AFTER[name]`` and Normalize, and are erased in part."""
     floats = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), AFTER[name]]
@@ -117,11 +123,17 @@ def after(name):
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", EXACT)
 def test_colours_and_warps_are_pillows(name, replay):
-    last = ERASING if name == "erasing" else []
-    make = v1.Compose([v1.RandomCrop(SIDE), EXACT[name], *NORMAL, *last])
     for seed in range(2):
-        stock, recorded = both(Photos(FILES, make), seed=seed)
+        stock, recorded = both(exact(name), seed=seed)
         assert_same(replay.apply(recorded), stock)
+
+
+def levels_off(replay, photos, op):
+    """How far each byte is from stock's: no further than ``op`` may be."""
+    stock, recorded = both(photos)
+    off = (replay.apply(recorded).int() - stock.int()).abs()
+    assert off.max() <= grouped.levels_off(op), op
+    return off
 
 
 ON_TENSORS = {
@@ -143,18 +155,14 @@ def test_tensors_of_v2_are_some_levels_off(replay):
     """They are computed as Pillow does it; torchvision's own formulas for tensors differ."""
     for name, transform in ON_TENSORS.items():
         make = v2.Compose([v2.ToImage(), v2.RandomCrop(SIDE), transform])
-        stock, recorded = both(Photos(FILES, make))
-        distance = (replay.apply(recorded).int() - stock.int()).abs()
-        assert distance.max() <= grouped.levels_off(f"v2.{name}"), name
+        levels_off(replay, Photos(FILES, make), f"v2.{name}")
 
 
 def test_a_resize_is_seldom_more_than_a_level_off(replay):
     files = [saved(smooth(n, 50, 65).resize((260 - n, 200 + n))) for n in range(16)]
     for make in (v1.RandomResizedCrop(96), v1.Compose([v1.Resize(110), v1.CenterCrop(96)])):
-        stock, recorded = both(Photos(files, v1.Compose([make, v1.PILToTensor()])))
-        distance = (replay.apply(recorded).int() - stock.int()).abs()
-        assert distance.max() <= grouped.levels_off("pil.resize")
-        assert (distance > 1).float().mean() < 0.005
+        photos = Photos(files, v1.Compose([make, v1.PILToTensor()]))
+        assert (levels_off(replay, photos, "pil.resize") > 1).float().mean() < 0.005
 
 
 @pytest.mark.parametrize("name", AFTER)
@@ -169,9 +177,7 @@ def test_steps_on_floats_are_torchvisions(name, replay, graph):
 def test_a_blur_is_at_most_a_level_off(replay):
     for blur in (v1.GaussianBlur((5, 9), (0.1, 3.0)), v1.RandomApply([v1.GaussianBlur(23)])):
         make = v1.Compose([v1.RandomCrop(SIDE), blur, v1.PILToTensor()])
-        stock, recorded = both(Photos(FILES, make))
-        off = (replay.apply(recorded).int() - stock.int()).abs()
-        assert off.max() <= grouped.levels_off("v1t.gaussian_blur")
+        off = levels_off(replay, Photos(FILES, make), "v1t.gaussian_blur")
         assert (off > 0).float().mean() < 1e-4
 
 
@@ -228,23 +234,17 @@ def test_damage_is_told_from_a_failing_device_by_no_path():
 which was used in the pipeline definition with the following traceback:
 
   File "/opt/cuda/decode/backends/dali/graph.py", line 166, in defined
-    images = fn.decoders.image(
 
 encountered:
 
 """
-    for said, sample in (
-        ("Failed to decode sample #2 : ", 12),
-        ("nvImageCodec failure: '#3'", None),
-        ("nvImageCodec failure: '#14'", None),
-    ):
+    damage = {"Failed to decode sample #2 : ": 12, "nvImageCodec failure: '#3'": None}
+    damage["nvImageCodec failure: '#14'"] = None
+    for said, sample in damage.items():
         made = _failure(RuntimeError(where + said), 10)
         assert (type(made), made.sample) == (DecodeError, sample)
-    for said in (
-        "CUDA runtime API error cudaErrorMemoryAllocation (2):\nout of memory",
-        "nvImageCodec failure: '#5'",
-        "nvImageCodec failure: '#21'",
-    ):
+    memory = "CUDA runtime API error cudaErrorMemoryAllocation (2):\nout of memory"
+    for said in (memory, "nvImageCodec failure: '#5'", "nvImageCodec failure: '#21'"):
         error = RuntimeError(where + said)
         assert _failure(error, 0) is error
 
@@ -302,15 +302,10 @@ def fake_cuda(monkeypatch):
 def test_nothing_waits_for_a_device(case, monkeypatch):
     """torch's fake tensors refuse two devices in one step, and whatever needs a value."""
     cuda = torch.device("cuda", 0)
-    last = ERASING if case == "erasing" else []
-    photos, collate_fn = after(case[6:]) if case.startswith("after") else None, default_collate
-    if case == "masks":
-        photos, collate_fn = Photos(FILES, masked), weighed
-    elif case == "expanded":
-        grey = v1.Compose([v1.RandomCrop(SIDE), v1.PILToTensor(), v1.Grayscale(3)])
-        photos, collate_fn = Photos(FILES, grey), list
-    elif photos is None:
-        photos = Photos(FILES, v1.Compose([v1.RandomCrop(SIDE), EXACT[case], *NORMAL, *last]))
+    grey = v1.Compose([v1.RandomCrop(SIDE), v1.PILToTensor(), v1.Grayscale(3)])
+    cases = {"masks": (Photos(FILES, masked), weighed), "expanded": (Photos(FILES, grey), list)}
+    made = after(case[6:]) if case.startswith("after") else None
+    photos, collate_fn = cases.get(case) or (made or exact(case), default_collate)
     photos.files[3] = saved(smooth(3, 50, 49), "PNG")
     _, recorded = both(photos, collate_fn)
     host = HostReplay(WindowDecoder(), 2)
@@ -330,7 +325,7 @@ def test_nothing_waits_for_a_device(case, monkeypatch):
 
 
 def test_colours_of_a_batch_are_done_together(replay):
-    _, recorded = both(Photos(FILES, v1.Compose([v1.RandomCrop(SIDE), colours, *NORMAL])))
+    _, recorded = both(exact("jitter"))
     with Operations() as operations:
         replay.apply(recorded)
     assert operations.count < 12 * COUNT  # image by image there are 100 an image
@@ -338,18 +333,15 @@ def test_colours_of_a_batch_are_done_together(replay):
 
 def test_common_jpeg_files():
     image = smooth(0, 50, 49)
-    for options in ({}, {"subsampling": 0}, {"subsampling": 1}, {"progressive": True}):
+    long = {"exif": b"Exif\0\0" + bytes(9000), "comment": b"x"}
+    for options in ({}, {"subsampling": 0}, {"subsampling": 1}, {"progressive": True}, long):
         assert jpeg.is_common(saved(image, **options))
     assert jpeg.is_common(saved(image.convert("L")))
-    assert jpeg.is_common(saved(image, exif=b"Exif\0\0" + bytes(9000), comment=b"x"))
     file = saved(image)
-    frame = file.index(b"\xff\xc0")
-    odd = bytearray(file)
-    odd[frame + 11] = 0x12  # 4:4:0
     cmyk, rgb = saved(image.convert("CMYK")), saved(image, keep_rgb=True)
-    cut = file[: frame + 6], file[:300], file[:3], file[:-200], file[:-1]
-    for each in (odd, rgb, cmyk, saved(image, "PNG"), *cut):
-        assert not jpeg.is_common(bytes(each))
+    cut = file[: file.index(b"\xff\xc0") + 6], file[:300], file[:3], file[:-200], file[:-1]
+    for each in (resampled(file, 0x12), rgb, cmyk, saved(image, "PNG"), *cut):
+        assert not jpeg.is_common(each)
 
 
 def test_a_run_of_a_graph_has_bounded_pixels_and_files(monkeypatch):

@@ -42,9 +42,9 @@ def grey(index: int) -> Any:
     return Image.open(path(index % 5, "PNG", "L"))
 
 
-def chain(name: str, *steps: Any) -> None:
+def chain(name: str, *steps: Any, of: Callable[[int], Any] = rgb) -> None:
     transform = v1.Compose(list(steps))
-    CODES[name] = (lambda index: transform(rgb(index))), "all"
+    CODES[name] = (lambda index: transform(of(index))), "all"
 
 
 tail = v1.ToTensor(), v1.Normalize(MEAN, STD)
@@ -87,6 +87,57 @@ chain(
 half = v2.ToImage(), v2.ToDtype(torch.float16, scale=True), v2.ToPureTensor()
 chain("v2_half", v2.RandomResizedCrop(20), v2.AutoAugment(), *half)
 chain("v2_augmix", v2.Resize((32, 32)), v2.AugMix(), v2.ToImage())
+chain(
+    "read_image_and_v2",
+    *(v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), *floats),
+    of=lambda i: read_image(path(i), "RGB"),
+)
+chain(
+    "arrays",
+    *(v1.RandomCrop(32, 4), v1.RandomHorizontalFlip(), *tail),
+    of=lambda i: Image.fromarray(np.random.default_rng(i).integers(0, 256, (32, 32, 3), np.uint8)),
+)
+
+
+def codes(how: str, **functions: Callable[[int], Any]) -> None:
+    CODES.update({name: (function, how) for name, function in functions.items()})
+
+
+crop = v2.RandomResizedCrop(32)
+view, fill = (
+    v1.Compose([v1.RandomResizedCrop(32), *tail]),
+    {tv_tensors.Mask: 255, tv_tensors.Image: 3},
+)
+kinds = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
+to_dtype = v2.ToDtype(kinds, scale=True)
+joint = v2.Compose([v2.ToImage(), crop, v2.RandomHorizontalFlip(), to_dtype, floats[1]])
+frames = ("GIF", "RGB"), ("TIFF", "RGB"), ("PNG", "I;16"), ("PPM", "L"), ("BMP", "RGB")
+codes(
+    "all",
+    v2_mask=lambda i: joint(rgb(i), tv_tensors.Mask(grey(i))),
+    fill_by_type=lambda i: v2.RandomAffine(30, fill=fill)(
+        tv_tensors.Image(rgb(i)), tv_tensors.Mask(grey(i))
+    ),
+    dict_of_two_views=lambda i: {"views": [*map(view, [rgb(i)] * 2)], "label": i, "name": f"n{i}"},
+    five_crops_and_frames=lambda i: (
+        torch.stack([F.to_tensor(each) for each in v1.FiveCrop(24)(rgb(i))]),
+        torch.stack([F.to_tensor(rgb(i + k).resize((9, 9))) for k in range(4)], 1),
+    ),
+    decoded_and_arithmetic=lambda i: (
+        (decode_jpeg(read_file(path(i)))[:, :32, :32].float() / 255.0 - 0.5) / 0.5
+    ),
+)
+codes(
+    "some",
+    mask_by_numpy=lambda i: (
+        F.to_tensor(rgb(i)),
+        torch.from_numpy(np.array(grey(i).resize((9, 8), 0))),
+    ),
+)
+codes(
+    "none",
+    several_frames_and_depths=lambda i: F.to_tensor(Image.open(path(i, *frames[i])).resize((9, 9))),
+)
 
 
 @code("all")
@@ -97,26 +148,6 @@ def segmentation_by_functionals(index: int) -> Any:
     if random.random() < 0.5:
         image, mask = F.hflip(image), F.hflip(mask)
     return F.normalize(F.to_tensor(image), MEAN, STD), F.pil_to_tensor(mask).long().squeeze(0)
-
-
-@code("some")
-def mask_by_numpy(index: int) -> Any:
-    return F.to_tensor(rgb(index)), torch.from_numpy(np.array(grey(index).resize((9, 8), 0)))
-
-
-@code("all")
-def v2_mask(index: int) -> Any:
-    kinds = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
-    steps = [v2.ToImage(), v2.RandomResizedCrop(32), v2.RandomHorizontalFlip()]
-    transform = v2.Compose([*steps, v2.ToDtype(kinds, scale=True), floats[1]])
-    return transform(rgb(index), tv_tensors.Mask(grey(index)))
-
-
-@code("all")
-def fill_by_type(index: int) -> Any:
-    fill = {tv_tensors.Mask: 255, tv_tensors.Image: 3}
-    image, mask = tv_tensors.Image(rgb(index)), tv_tensors.Mask(grey(index))
-    return v2.RandomAffine(30, fill=fill)(image, mask)
 
 
 @code("all")
@@ -130,18 +161,6 @@ def pillow_by_hand(index: int) -> Any:
 
 
 @code("all")
-def dict_of_two_views(index: int) -> Any:
-    image, transform = rgb(index), v1.Compose([v1.RandomResizedCrop(32), *tail])
-    return {"views": [transform(image), transform(image)], "label": index, "name": f"n{index}"}
-
-
-@code("all")
-def five_crops_and_frames(index: int) -> Any:
-    crops = torch.stack([F.to_tensor(each) for each in v1.FiveCrop(24)(rgb(index))])
-    return crops, torch.stack([F.to_tensor(rgb(index + k).resize((9, 9))) for k in range(4)], 1)
-
-
-@code("all")
 def detection(index: int) -> Any:
     image = rgb(index)
     size = image.size[::-1]
@@ -150,19 +169,6 @@ def detection(index: int) -> Any:
     last = [v2.RandomHorizontalFlip(), v2.Resize((32, 32)), v2.SanitizeBoundingBoxes(), floats[0]]
     transform = v2.Compose([*steps, *last])
     return transform({"image": image, "boxes": boxes, "labels": torch.tensor([1])})
-
-
-@code("all")
-def arrays(index: int) -> Any:
-    data = np.random.default_rng(index).integers(0, 256, (32, 32, 3), np.uint8)
-    transform = v1.Compose([v1.RandomCrop(32, 4), v1.RandomHorizontalFlip(), *tail])
-    return transform(Image.fromarray(data))
-
-
-@code("all")
-def read_image_and_v2(index: int) -> Any:
-    transform = v2.Compose([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), *floats])
-    return transform(read_image(path(index), "RGB"))
 
 
 def by_torchcodec(index: int) -> Any:
@@ -175,12 +181,6 @@ def by_torchcodec(index: int) -> Any:
 
 if find_spec("torchcodec") is not None:
     code("all")(by_torchcodec)
-
-
-@code("all")
-def decoded_and_arithmetic(index: int) -> Any:
-    image = decode_jpeg(read_file(path(index)))[:, :32, :32].float() / 255.0
-    return (image - 0.5) / 0.5
 
 
 @code("all")
@@ -257,17 +257,6 @@ def letterbox(index: int) -> Any:
     canvas = Image.new("RGB", (99, 99), 7)
     canvas.paste(rgb(index), (2, 3))
     return F.to_tensor(canvas)
-
-
-@code("none")
-def split_and_merged(index: int) -> Any:
-    return F.to_tensor(Image.merge("RGB", rgb(index).split()[::-1]))
-
-
-@code("none")
-def several_frames_and_depths(index: int) -> Any:
-    kinds = ("GIF", "RGB"), ("TIFF", "RGB"), ("PNG", "I;16"), ("PPM", "L"), ("BMP", "RGB")
-    return F.to_tensor(Image.open(path(index, *kinds[index])).resize((9, 9)))
 
 
 SIZES_DIFFER = {
