@@ -155,17 +155,11 @@ def _assert_torchs(program):
         _program("in order", 2, [9, None, 10, None]),
         _program("distributed", 2, [None, None, None], changes=True),
         _program("shuffled, own generator", 2, [None, 3, None], seed=7),
-        _program("replacement", 1, [7, None], persistent=False),
         _program("raises", 2, [None, 1, None], batch_size=1),
         # torch reports it with a worker's first task, and resumes the worker at iter().
         _program("distributed", 1, [None] * 5, worker_init_fn=fails_first),
         _program("raises with a batch", 1, [None], failing=5, batch_size=1),
         _program("raises", 0, [None, 5], tensors=True),
-        # A torch worker sometimes ends only after its poll of 5 s.
-        pytest.param(
-            _program("as it goes", 1, [None, None], failing=5, batch_size=1),
-            marks=pytest.mark.nightly,
-        ),
         _program("shuffled", 0, [None, 3, None], tensors=True, seed=7),
     ],
     ids=lambda program: program["sampler"],

@@ -12,7 +12,7 @@ from torchvision import tv_tensors
 
 from dataloaders import DataLoader
 from dataloaders.errors import CapacityWarning
-from helpers.compare import assert_same
+from helpers.compare import assert_same, tensors_in
 from helpers.datasets import MapDataset
 from helpers.fake_cuda import FakeCuda, PlayedPrefetch
 from helpers.processes import becomes_true
@@ -58,20 +58,7 @@ def test_each_step_reads_its_own_batch(seed, actions, ahead, pins, streams, keep
     cuda = FakeCuda(seed)
     transfer = PlayedPrefetch(cuda=cuda, ahead=ahead, pin_memory=pins).transfer()
     consumers = [cuda.default, *(cuda.stream() for _ in range(streams - 1))]
-    sent = []
-    received = []
-    reads = []
-    numbers = itertools.count()
-
-    def step(number, batch):
-        wanted = batch_of(number)
-        for one, other in (
-            (batch["image"], wanted["image"]),
-            (batch["meta"][0], wanted["meta"][0]),
-        ):
-            reads.append((other, []))
-            cuda.kernel(one, reads[-1][1])
-
+    sent, received, reads, numbers = [], [], [], itertools.count()
     transfer.start()
     for action in actions:
         cuda.progress(action % 4)
@@ -87,9 +74,11 @@ def test_each_step_reads_its_own_batch(seed, actions, ahead, pins, streams, keep
             with cuda.on(consumers[action % len(consumers)]):
                 number, handle = sent.pop(0)
                 batch = transfer.receive(handle)
-                step(number, batch)
+                for leaf, wanted in zip(*map(tensors_in, (batch, batch_of(number))), strict=True):
+                    reads.append((wanted, []))
+                    cuda.kernel(leaf, reads[-1][1])
             received = [*received, (number, batch)][-len(actions) if keep else -ahead :]
-            del batch
+            del batch, leaf
     cuda.drain()
     for wanted, read in reads:
         assert_same(read, [wanted])
@@ -131,8 +120,7 @@ def test_a_break_while_the_device_is_busy_leaves_the_next_epoch_whole():
     batches = iter(loader)
     next(batches)
     cuda.idle.clear()
-    next(batches)
-    next(batches)  # the fourth one is sent when the device is done with the first
+    next(batches), next(batches)  # the fourth is sent when the device is done with the first
     assert becomes_true(lambda: cuda.calls[-1] == "thread waits")
     del batches
     batches, got = iter(loader), []
@@ -192,33 +180,24 @@ def test_batches_arrive_as_by_to():
     assert "pin" in cuda.calls
 
 
+SPARSE, FOR_HIDDEN = torch.eye(3).to_sparse(), FakeCuda(0)
+
+
 class Hidden:
     """A batch whose tensors only its own ``to`` knows; keeps the stream of its copy."""
 
     __slots__ = ("stream",)
 
-    def __init__(self, stream=None):
-        self.stream = stream
-
-    def to(self, device):
-        return Hidden(FOR_HIDDEN.current_stream())
-
-
-FOR_HIDDEN = FakeCuda(0)
-
-
-SPARSE = torch.eye(3).to_sparse()
-
-
-class PartlyHidden:
-    """One that holds a tensor, and another one or a sparse tensor; keeps the stream of its copy."""
-
-    def __init__(self, inner):
-        self.inner, self.x = inner, torch.ones(2)
-
     def to(self, device):
         self.stream = FOR_HIDDEN.current_stream()
         return self
+
+
+class PartlyHidden(Hidden):
+    """One that holds a tensor, and another one or a sparse tensor."""
+
+    def __init__(self, inner):
+        self.inner, self.x = inner, torch.ones(2)
 
 
 def test_memory_of_tensors_that_are_not_found_is_the_consumers_streams():
