@@ -56,17 +56,9 @@ def exif(orientation: int = 6, thumbnail: bytes = b"") -> bytes:
     return tags.tobytes() + thumbnail
 
 
-def frame_at(data: bytes) -> int:
-    """Return the offset of the frame header in a JPEG file: of its FF."""
-    place = 2
-    while data[place + 1] not in (0xC0, 0xC1, 0xC2):
-        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-    return place
-
-
 def resampled(data: bytes, *factors: int) -> bytes:
     """Return a JPEG file whose header gives its components these sampling factors."""
-    changed, place = bytearray(data), frame_at(data)
+    changed, place = bytearray(data), data.index(b"\xff\xc0")
     for number, factor in enumerate(factors):
         changed[place + 11 + 3 * number] = factor
     return bytes(changed)
@@ -100,31 +92,23 @@ def image_files() -> dict[str, bytes]:
         "jpeg": saved(colour),
         "jpeg 4:4:4": jpeg,
         "jpeg 4:2:2": saved(colour, subsampling=1),
-        "jpeg quality 5": saved(colour, quality=5),
-        "jpeg quality 100": saved(colour, quality=100),
-        "jpeg optimised": saved(colour, optimize=True),
         "jpeg progressive": saved(colour, progressive=True),
         "jpeg restarts": saved(colour, restart_marker_blocks=1),
         "jpeg grey": saved(grey),
-        "jpeg grey progressive": saved(grey, progressive=True),
         "jpeg rgb": saved(colour, keep_rgb=True, subsampling=0),
         "jpeg comment": saved(colour, comment=b"\xff\xd9" * 9, icc_profile=b"p" * 99999),
         "jpeg no jfif": without_jfif(jpeg),
         "jpeg turned": saved(colour, exif=exif(6)),
-        "jpeg mirrored": saved(colour, exif=exif(5)),
         "jpeg thumbnail": saved(colour, exif=exif(8, saved(noise(7, 9)))),
         "jpeg several": saved(colour, "MPO", save_all=True, append_images=[noise(9, 9)]),
         "jpeg zeros behind": jpeg + bytes(99),
-        "jpeg text behind": jpeg + b"text",
         "jpeg fill bytes": jpeg[:20] + b"\xff\xff" + jpeg[20:],
         "jpeg junk between": jpeg[:20] + b"\0\0" + jpeg[20:],
         "jpeg one pixel": saved(noise(1, 1)),
         "jpeg one wide": saved(noise(50, 1)),
-        "jpeg one high": saved(noise(1, 50)),
         "jpeg cmyk": inked,
         "jpeg ycck": ycck,
         "jpeg ycck 4:2:0": resampled(saved(noise(32, 32, 4).convert("CMYK")), 0x22),
-        "png": saved(colour, "PNG"),
         "png turned": saved(colour, "PNG", exif=exif(6), dpi=(72, 72)),
         "png alpha": saved(clear, "PNG"),
         "png palette": saved(colour.quantize(9), "PNG", transparency=3),
@@ -135,18 +119,13 @@ def image_files() -> dict[str, bytes]:
         "webp": saved(colour, "WEBP"),
         "webp alpha lossless": saved(clear, "WEBP", lossless=True),
         "webp animated": saved(colour, "WEBP", **frames),
-        "gif": saved(colour.quantize(9), "GIF"),
         "gif animated": saved(colour.quantize(9), "GIF", **frames),
         "bmp": saved(colour, "BMP"),
-        "ppm": saved(colour, "PPM"),
         "tiff": saved(colour, "TIFF"),
     }
-    for factors in ((0x11,), (0x21,), (0x22,), (0x44,)):
-        found[f"jpeg grey sampled {factors[0]:x}"] = resampled(saved(grey), *factors)
-    for factors in ((0x12, 0x11), (0x41, 0x11), (0x14, 0x11), (0x31, 0x11), (0x42, 0x11)):
-        found[f"jpeg sampled {factors[0]:x}"] = resampled(square, *factors)
-    for factors in ((0x11, 0x21, 0x11), (0x22, 0x21, 0x12), (0x22, 0x12, 0x12), (0x21, 0x21, 0x21)):
-        found["jpeg sampled " + " ".join(f"{f:x}" for f in factors)] = resampled(square, *factors)
+    found["jpeg grey sampled"] = resampled(saved(grey), 0x22)
+    for factors in ((0x12,), (0x41,), (0x14,), (0x31,), (0x42,), (0x22, 0x21, 0x12), (0x21,) * 3):
+        found[f"jpeg sampled {factors}"] = resampled(square, *factors)
     for transform in (0, 1, 2):
         found[f"jpeg adobe {transform}"] = with_segment(jpeg, 0xEE, adobe(transform))
         bare = with_segment(without_jfif(jpeg), 0xEE, adobe(transform))
