@@ -9,12 +9,7 @@ import pytest
 import torch
 import torchvision.transforms as v1
 from PIL import Image
-from torch.utils.data import (
-    ConcatDataset,
-    StackDataset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import ConcatDataset, StackDataset, TensorDataset, default_collate
 from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 
@@ -24,7 +19,7 @@ from backends.stock import Stock
 from dataloaders import DataLoader
 from dataloaders.errors import BackendUnavailable
 from dataloaders.replaying.pointwise import Pointwise
-from helpers.codes import STACKED, Codes, padded
+from helpers.codes import padded
 from helpers.compare import assert_same, run_epochs
 from helpers.datasets import CountingStream, CustomBatch, MapDataset, as_list
 from helpers.pictures import noise
@@ -117,6 +112,7 @@ def each_tail(own, index):
 
 
 def test_every_sort_of_tail_is_the_users_own_to_the_bit():
+    """In batches; sample by sample, every code of a dataset: test_recording."""
     check(lambda: Pictures(TAILS, each_tail), shuffle=True)
 
 
@@ -154,11 +150,6 @@ def test_every_sort_of_dataset():
         "modes": lambda: Pictures(None, of_modes),
     }
     check(lambda: StackDataset(**{name: make() for name, make in held.items()}))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_every_code():
-    check(lambda: Codes(STACKED), whole=False)
 
 
 class Watching(Prefetch):
@@ -226,7 +217,13 @@ def arrays(own, index):
     return torch.from_numpy(np.random.default_rng(index).random((3, 8, 8), np.float32)), index
 
 
+def one_channel(own, index):
+    image = picture(index, "L")
+    return own.transform(image), own.transform(np.array(image))
+
+
 def test_batches_of_other_sorts():
+    check(lambda: Pictures(v1.ToTensor(), one_channel), whole=False, batch_size=None)
     check(lambda: Pictures(normalized()), batch_size=8)
     check(lambda: Pictures(normalized(), size=1), batch_size=8)
     check(lambda: Pictures(normalized()), batch_sampler=[[1, 2], [4]], batch_size=1)
@@ -250,22 +247,13 @@ def test_floats_of_other_origin_stay_floats():
     check(lambda: data, whole=False, batch_size=1)
 
 
-def test_images_of_one_channel_that_are_not_stacked_keep_their_strides():
-    def one_channel(own, index):
-        image = picture(index, "L")
-        return own.transform(image), own.transform(np.array(image))
-
-    check(lambda: Pictures(v1.ToTensor(), one_channel), whole=False, batch_size=None)
-
-
 @pytest.mark.parametrize(
     ("odd", "error", "message"),
     [(picture(7, "L"), RuntimeError, "shape"), ("no image", TypeError, "pic should be PIL Image")],
 )
 def test_a_sample_unlike_those_that_were_proved_raises_its_own_error(odd, error, message):
-    loader = tailed(Pictures(TAILS["v1"], once(odd)), batch_size=1)
     with pytest.raises(error, match=message):
-        list(loader)
+        list(tailed(Pictures(TAILS["v1"], once(odd)), batch_size=1))
 
 
 def test_the_datasets_own_arrays_are_not_handed_out():
@@ -307,20 +295,17 @@ def test_refusals_and_their_reasons(dataset, why):
         next(iter(tailed(dataset, backend=Prefetch(dtype=torch.float16))))
 
 
-def test_a_collate_fn_that_works_on_floats_is_a_reason():
+def test_a_collate_fn_that_works_on_floats_and_a_batch_without_images_are_reasons():
     plan = str(tailed(Pictures(normalized()), collate_fn=padded).explain())
     assert "normalised before the copy" in plan
     assert "works on the floats" in plan
 
-
-def test_a_batch_without_images_has_no_dtype():
     def read(own, index):
         return torch.rand(3, 8, 8) if index == 7 else own.transform(picture(index))
 
     backend = Prefetch(tail=True, dtype=torch.float16)
-    loader = tailed(Pictures(normalized(), read), backend=backend, batch_size=1)
     with pytest.raises(BackendUnavailable, match="a batch has no image whose floats"):
-        list(loader)
+        list(tailed(Pictures(normalized(), read), backend=backend, batch_size=1))
 
 
 # Values

@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from dataloaders import DataLoader, wrap
 from dataloaders.errors import BackendWarning, CacheError, OptionError, UnknownBackend
+from helpers.compare import assert_same
 from helpers.datasets import CountingStream, MapDataset, ShortStream, integer_sample
 from helpers.processes import run_script
 
@@ -74,6 +75,7 @@ def outcome(loader_class, dataset, arguments):
     return {name: getattr(loader, name) for name in names}
 
 
+@pytest.mark.filterwarnings("ignore")  # compared in test_the_same_warnings
 @pytest.mark.parametrize("dataset", [DATASET, CountingStream()], ids=["map", "stream"])
 def test_arguments_are_accepted_or_refused_as_torch_does(dataset):
     pairs = [
@@ -82,12 +84,10 @@ def test_arguments_are_accepted_or_refused_as_torch_does(dataset):
         for first, second in itertools.product(VALUES[one], VALUES[other])
     ]
     made = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # compared in test_the_same_warnings
-        for arguments in pairs + LONGER:
-            theirs = outcome(TorchLoader, dataset, arguments)
-            assert outcome(DataLoader, dataset, arguments) == theirs, arguments
-            made.append(isinstance(theirs, dict))
+    for arguments in pairs + LONGER:
+        theirs = outcome(TorchLoader, dataset, arguments)
+        assert outcome(DataLoader, dataset, arguments) == theirs, arguments
+        made.append(isinstance(theirs, dict))
     assert sum(made) > 100
     assert dataset is not DATASET or all(made[-len(LONGER) :])
 
@@ -191,6 +191,20 @@ def test_third_party_backends_register_by_entry_point():
         DataLoader(DATASET, backend="stok")
 
 
+WITHOUT_DALI = """
+import torch
+from dataloaders import DataLoader
+from dataloaders.errors import MissingDependency
+for cuda in ("13.0", "12.8", None):
+    torch.version.cuda = cuda
+    try:
+        loader = DataLoader(range(8), backend="dali")
+        loader.explain(), iter(loader)
+    except MissingDependency as error:
+        print(error)
+"""
+
+
 @pytest.mark.parametrize(
     ("stand_in", "says"),
     [
@@ -198,28 +212,12 @@ def test_third_party_backends_register_by_entry_point():
         ("__version__ = '0.9.3'", "needs NVIDIA DALI 2.0 or newer, and 0.9.3 is installed"),
         ("__version__ = 'unknown'", "2.0 or newer, and unknown is"),
     ],
-    ids=["missing", "too old", "odd"],
 )
 def test_a_missing_or_old_dali_names_the_install_command(stand_in, says, tmp_path):
     (tmp_path / "nvidia" / "dali").mkdir(parents=True)
-    (tmp_path / "nvidia" / "__init__.py").write_text("")
+    (tmp_path / "nvidia" / "__init__.py").touch()
     (tmp_path / "nvidia" / "dali" / "__init__.py").write_text(stand_in)
-    done = run_script(
-        tmp_path,
-        """
-        import torch
-        from dataloaders import DataLoader
-        from dataloaders.errors import MissingDependency
-        for cuda in ("13.0", "12.8", None):
-            torch.version.cuda = cuda
-            try:
-                DataLoader(range(8), backend="dali").explain()
-                iter(DataLoader(range(8), backend="dali"))
-            except MissingDependency as error:
-                print(error)
-        """,
-    )
-    lines = done.stdout.splitlines()
+    lines = run_script(tmp_path, WITHOUT_DALI).stdout.splitlines()
     for line, package in zip(lines, ("cuda130", "cuda120", "cuda130"), strict=True):
         assert line.startswith("backend='dali' needs NVIDIA DALI")
         assert says in line
@@ -250,7 +248,6 @@ if __name__ == "__main__":
         {"backends/vgg.py": "", "backends/stock.py": "raise RuntimeError('mine')"},
         pytest.param({"backends/__init__.py": "vgg = 1\n"}, marks=pytest.mark.nightly),
     ],
-    ids=["module", "folder without __init__", "package"],
 )
 def test_a_users_own_backends_package_hides_nothing(theirs, tmp_path):
     (tmp_path / "backends").mkdir()
@@ -302,7 +299,7 @@ def test_a_loader_stays_stock_if_the_variables_backend_refuses_its_dataset(monke
         batches = [*loader, *loader]  # warns no second time
     assert [one.filename for one in caught] == [__file__]
     torch.manual_seed(1)
-    same = torch.utils.data.DataLoader(dataset, batch_size=4)
-    torch.testing.assert_close(batches, [*same, *same], rtol=0, atol=0)
+    theirs = TorchLoader(dataset, batch_size=4)
+    assert_same(batches, [*theirs, *theirs])
     with pytest.raises(CacheError, match="draws random numbers"):
         iter(DataLoader(dataset, backend="h5"))

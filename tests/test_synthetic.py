@@ -30,16 +30,8 @@ DRAWING = MapDataset(
 )
 
 
-def synthetic(dataset=None, batch_size=2, **options):
-    options = {"backend": "synthetic", "device": "cpu", **options}
-    return DataLoader(PHOTOS if dataset is None else dataset, batch_size, **options)
-
-
-def made_like(batch, device="cpu"):
-    """One copy of ``batch``."""
-    backend = Synthetic(like=[batch], pool=1)
-    (made,) = next(iter(synthetic([0], 1, backend=backend, device=device)))
-    return made
+def synthetic(dataset=PHOTOS, batch_size=2, **options):
+    return DataLoader(dataset, batch_size, **{"backend": "synthetic", "device": "cpu", **options})
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -57,7 +49,8 @@ def test_a_batch_is_copied_whatever_it_holds(device):
         real["sparse"] = torch.eye(3).to_sparse()
         real["custom"] = CustomBatch([(torch.ones(2), 3)])
         real["packed"] = torch.nn.utils.rnn.pack_sequence([torch.rand(3), torch.rand(2)])
-    made = made_like(real, device)
+    backend = Synthetic(like=[real], pool=1)
+    ((made,),) = synthetic([0], 1, backend=backend, device=device)
     parameter = made.pop("parameter")
     assert not parameter.requires_grad
     assert parameter.data_ptr() != real["parameter"].data_ptr()
@@ -91,12 +84,10 @@ def test_an_epoch_has_the_loaders_number_of_batches_or_the_given_one():
 
 
 def test_invalid_options():
-    for options, message in (
-        ({"pool": 0}, r"pool=0\): must be an int of at least 1"),
-        ({"batches": -1}, r"batches=-1\): must be an int of at least 0"),
-    ):
-        with pytest.raises(OptionError, match=message):
-            Synthetic(**options)
+    with pytest.raises(OptionError, match=r"pool=0\): must be an int of at least 1"):
+        Synthetic(pool=0)
+    with pytest.raises(OptionError, match=r"batches=-1\): must be an int of at least 0"):
+        Synthetic(batches=-1)
 
 
 class Unreadable(MapDataset):
@@ -121,9 +112,9 @@ def test_like_reads_no_sample_and_a_worker_reads_what_worker_init_fn_opens():
 
 
 def test_reading_the_real_batch_leaves_every_generator_alone():
-    mine = torch.Generator().manual_seed(3)
     sampler = RandomSampler(DRAWING, generator=torch.Generator().manual_seed(4))
-    for options in ({"shuffle": True, "generator": mine}, {"sampler": sampler}, {"shuffle": True}):
+    mine = {"shuffle": True, "generator": sampler.generator}
+    for options in (mine, {"sampler": sampler}, {"shuffle": True}):
         loader = synthetic(DRAWING, 4, **options)
         before = [*generator_states(loader), sampler.generator.get_state()]
         list(loader)
