@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,7 +10,6 @@ from backends.h5 import H5
 from backends.prefetch import Prefetch
 from backends.stock import Stock
 from backends.synthetic import Synthetic
-from dataloaders import Backend
 from helpers.compare import same
 from helpers.contract import BackendContract, EpochContract, in_both_processes, in_every_process
 from helpers.datasets import EVERYTHING, FEW, STREAMS
@@ -19,47 +18,37 @@ from helpers.processes import is_true_in_a_fork
 
 
 class TestStock(BackendContract):
+    tested = Stock()
     everyday = EVERYTHING
     ends = EVERYDAY
 
-    @pytest.fixture
-    def backend(self):
-        return Stock()
-
 
 class TestPrefetch(BackendContract):
-    @pytest.fixture
-    def backend(self):
-        return Prefetch(inner=Stock())
+    tested = Prefetch(inner=Stock())
 
 
-@pytest.fixture(scope="module")
-def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="class")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Where caches are: one that a test has built is opened by those after it."""
-    return tmp_path_factory.mktemp("caches")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DATALOADERS_CACHE", str(tmp_path_factory.mktemp("caches")))
+        yield
 
 
+@pytest.mark.usefixtures("caches")
 class TestH5(BackendContract):
+    tested = H5()
     # A cache keeps no objects of a user's class, and no numbers that are drawn anew.
     served = EVERYTHING - STREAMS - {"dataclasses", "draws of its own"}
     refuses = "has no samples by index|Record, which a cache does not keep|draws random numbers"
     everyday = (*FEW, "namedtuples", "strings", "list of samples", "concatenated")
     fails_in = ("collate", "sampler")  # a sample that fails does so while the cache is built
 
-    @pytest.fixture
-    def backend(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
-        monkeypatch.setenv("DATALOADERS_CACHE", str(caches))
-        return H5()
-
 
 @pytest.mark.nightly
 class TestPrefetchOfH5(TestH5):
+    tested = Prefetch(inner=H5())
     everyday = FEW
-
-    @pytest.fixture
-    def backend(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
-        monkeypatch.setenv("DATALOADERS_CACHE", str(caches))
-        return Prefetch(inner=H5())
 
 
 class TestDali(BackendContract):
@@ -95,11 +84,8 @@ class TestDali(BackendContract):
 
 
 class TestSynthetic(EpochContract):
+    tested = Synthetic()
     served = EVERYTHING - {"stream", "stream of samples"}
     refuses = "is iterable and has no length"
     starts_workers = False
     ends = ()
-
-    @pytest.fixture
-    def backend(self):
-        return Synthetic()

@@ -1,15 +1,11 @@
-"""The contract that every backend keeps; each backend's test module inherits this class.
+"""The contract that every backend keeps: tests/test_contract.py has a class for each.
 
     class TestMine(BackendContract):
+        tested = Mine()
         served = frozenset({"tensors", "dicts"})      which of `helpers.datasets.CASES` it serves
         refuses = "is not known to Mine"              what it says of the others
 
-        @pytest.fixture
-        def backend(self) -> Backend:
-            return Mine()
-
-The served datasets are named, so that the tests fail when a backend begins to refuse one, or to
-serve another. `EpochContract` is for a backend whose samples are not the dataset's own.
+`EpochContract` is for a backend whose samples are not the dataset's own.
 """
 
 from __future__ import annotations
@@ -57,6 +53,7 @@ class EpochContract:
     """Epochs, endings and plans: what holds whatever the samples are.
 
     Attributes:
+        tested: the backend.
         served: names of the datasets that it serves.
         refuses: a pattern for what it says of every other one.
         everyday: the datasets of the default tests; nightly tests use all that are served.
@@ -67,6 +64,7 @@ class EpochContract:
         fails_in: where a loader may fail in an epoch: `BackendContract.fails` gives one.
     """
 
+    tested: ClassVar[Backend]
     served: ClassVar[frozenset[str]] = EVERYTHING
     refuses: ClassVar[str] = "nothing is refused"
     everyday: ClassVar[Iterable[str]] = FEW
@@ -78,22 +76,21 @@ class EpochContract:
 
     @pytest.fixture
     def backend(self) -> Backend:
-        raise NotImplementedError("a subclass gives the backend under test")
+        return self.tested
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Make one test for each served dataset, nightly if it is not an everyday one."""
-        nightly = pytest.mark.nightly
-        if "place" in metafunc.fixturenames:
-            metafunc.parametrize("place", self.fails_in)
-        if "way" in metafunc.fixturenames:
-            marks = {way: () if way in self.ends else nightly for way in ends.SOURCES}
-            metafunc.parametrize("way", [pytest.param(way, marks=m) for way, m in marks.items()])
-        for argument, everyday in (("case", self.everyday), ("case_with_workers", FEW)):
+        """Make one test for each value, nightly if it is not an everyday one."""
+        served = [name for name in CASES if name in self.served]
+        for argument, values, everyday in (
+            ("place", self.fails_in, self.fails_in),
+            ("way", ends.SOURCES, self.ends),
+            ("case", served, self.everyday),
+            ("case_with_workers", served, FEW),
+        ):
             if argument in metafunc.fixturenames:
-                served = [name for name in CASES if name in self.served]
-                marks = {name: () if name in everyday else nightly for name in served}
-                cases = [pytest.param(name, marks=mark) for name, mark in marks.items()]
-                metafunc.parametrize(argument, cases)
+                marks = {each: () if each in everyday else pytest.mark.nightly for each in values}
+                params = [pytest.param(each, marks=mark) for each, mark in marks.items()]
+                metafunc.parametrize(argument, params)
 
     def arguments(self) -> dict[str, Any]:
         """Return the usual dataset, in order, and the other arguments of a loader."""
@@ -148,9 +145,7 @@ class EpochContract:
         assert iter(iterator) is iterator
         kept = list(iterator)
         before = copy.deepcopy(kept)
-        for _ in range(2):
-            with pytest.raises(StopIteration):
-                next(iterator)
+        assert [next(iterator, None) for _ in range(2)] == [None, None]
         assert len(list(loader)) == len(kept) == 3
         assert_same(kept, before)
 
@@ -175,8 +170,7 @@ class EpochContract:
     def test_an_empty_dataset_ends_at_once(self, backend, workers):
         nothing = Subset(self.arguments()["dataset"], [])
         empty = self.loader(backend, dataset=nothing, sampler=SequentialSampler(nothing), **workers)
-        assert [list(empty), list(empty)] == [[], []]
-        assert len(empty) == 0
+        assert [list(empty), list(empty), len(empty)] == [[], [], 0]
 
     # Endings
 
@@ -362,10 +356,10 @@ class BackendContract(EpochContract):
 
     def test_wrap_equals_the_loader_it_wraps(self, backend):
         arguments = {**self.arguments(), "shuffle": True}
-        ours = wrap(torch.utils.data.DataLoader(**arguments), backend=backend, **self.options)
-        assert ours.backend is backend
-        assert len(iter(ours)) == len(ours)
-        assert_same(run_epochs(ours), run_epochs(torch.utils.data.DataLoader(**arguments)))
+        theirs = torch.utils.data.DataLoader(**arguments)
+        ours = wrap(theirs, backend=backend, **self.options)
+        assert (ours.backend, len(iter(ours))) == (backend, len(ours))
+        assert_same(run_epochs(ours), run_epochs(theirs))
 
     def test_set_epoch_reaches_the_sampler(self, backend):
         arguments, sampler = self.arguments(), DistributedSampler(range(SIZE), 1, 0)
@@ -439,20 +433,17 @@ class Noted:
     """A worker_init_fn that counts its calls, by worker, which sees this dataset."""
 
     def __init__(self, dataset: Any) -> None:
-        self.calls = torch.zeros(2).share_memory_()
-        self.dataset = dataset
+        self.calls, self.dataset = torch.zeros(2).share_memory_(), dataset
 
     def __call__(self, worker: int) -> None:
-        info = get_worker_info()
-        assert info is not None
+        info: Any = get_worker_info()
         assert info.id == worker
         assert self.dataset is None or info.dataset is self.dataset  # forked, not pickled
         self.calls[worker] += 1
 
 
-def hangs(index: int) -> int:
+def hangs(index: int) -> None:
     threading.Event().wait()
-    return index
 
 
 def fails_at_five(index: int) -> int:
@@ -463,13 +454,10 @@ def fails_at_five(index: int) -> int:
 
 def batches_before_error(loader: Any) -> tuple[int, str]:
     """Return how many batches came before the error, and the last line of its message."""
-    batches = iter(loader)
-    for seen in itertools.count():
-        try:
-            next(batches)
-        except Unloadable as error:
-            return seen, str(error).splitlines()[-1].rpartition(": ")[2]
-    raise AssertionError("the count never ends")
+    batches: list[Any] = []
+    with pytest.raises(Unloadable) as caught:
+        batches.extend(loader)
+    return len(batches), str(caught.value).splitlines()[-1].rpartition(": ")[2]
 
 
 def cannot_collate(samples: list[int]) -> None:

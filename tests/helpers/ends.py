@@ -22,15 +22,6 @@ if __name__ == "__main__":
     threading.script = sys.modules["__main__"]  # any module that Python clears late would do
     kept = begin()
 """,
-    "sys.exit in the loop": """
-def train():
-    global kept
-    kept = begin()
-    for batches in zip(*kept[0]):
-        sys.exit(3)
-
-train()
-""",
     "error in the loop": """
 def train():
     kept = begin()
@@ -75,7 +66,7 @@ assert len(list(kept[1][0])) == len(kept[0][0]) - 1
 }
 EVERYDAY = ("module level", "Ctrl-C", "killed workers")
 
-_STATUS = {"sys.exit in the loop": 3, "error in the loop": 1, "Ctrl-C": -2, "SIGTERM": -15}
+_STATUS = {"error in the loop": 1, "Ctrl-C": -2, "SIGTERM": -15}
 _LAST_LINE = {"error in the loop": "ValueError: the step failed", "Ctrl-C": "KeyboardInterrupt"}
 
 _BEGIN = f"""
