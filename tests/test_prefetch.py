@@ -177,18 +177,15 @@ def test_a_sampler_that_fails_and_goes_on_ends_the_epoch_where_torch_does():
 def test_user_code_in_this_process_runs_on_the_loops_thread(workers):
     seen = []
 
-    class Watched(MapDataset):
-        def __getitem__(self, index):
-            seen.append(threading.current_thread().name)
-            return super().__getitem__(index)
+    def noted(value):
+        seen.append(threading.current_thread().name)
+        return value
 
-    class Watching(list):
+    class Watched(list):
         def __iter__(self):
-            for index in super().__iter__():
-                seen.append(threading.current_thread().name)
-                yield index
+            return map(noted, super().__iter__())
 
-    dataset, order = Watched(tensor_sample), Watching(range(11))
+    dataset, order = MapDataset(lambda index: noted(tensor_sample(index))), Watched(range(11))
     loader = DataLoader(dataset, 4, sampler=order, num_workers=workers, backend="prefetch")
     assert_same(list(loader), list(TorchLoader(dataset, 4)))
     assert set(seen) == {threading.current_thread().name}
@@ -260,12 +257,8 @@ def test_a_loader_that_is_dropped_while_a_worker_hangs_leaves_nothing():
 def test_the_last_batches_do_not_wait_for_the_workers_to_end(tmp_path):
     flag = tmp_path / "go"
 
-    def end_late():
-        while not flag.exists():
-            time.sleep(0.01)
-
-    def init(worker):
-        Finalize(None, end_late, exitpriority=10)
+    def init(worker):  # it ends late
+        Finalize(None, becomes_true, (flag.exists,), exitpriority=10)
 
     options = {"num_workers": 1, "worker_init_fn": init, "backend": "prefetch"}
     batches = iter(DataLoader(MapDataset(integer_sample, 3), **options))
@@ -284,9 +277,9 @@ def test_persistent_workers_serve_the_newest_iterator(tmp_path):
     waiting, go, processes = tmp_path / "waiting", tmp_path / "go", children()
 
     def sample(index):
-        while index == 4 and not go.exists():
+        if index == 4:
             waiting.touch()
-            time.sleep(0.01)
+            becomes_true(go.exists)
         return index
 
     class Order(list):
@@ -381,9 +374,7 @@ def test_a_timeout_counts_from_when_the_loop_waits(tmp_path):
     go = tmp_path / "go"
 
     def sample(index):
-        while index == 1 and not go.exists():
-            time.sleep(0.01)
-        return index if index < 2 else threading.Event().wait()
+        return index if index < 1 or (index == 1 and becomes_true(go.exists)) else hangs(index)
 
     options = {"num_workers": 1, "timeout": 2, "backend": "prefetch"}
     batches = iter(DataLoader(MapDataset(sample), **options))
