@@ -137,25 +137,21 @@ def test_other_settings_are_named(path):
     refused(rule, built, Numbered(39), path)
 
 
-def test_a_part_is_not_taken_for_the_whole(path):
-    built(Numbered(SIZE), path, rows=10, single_file=False)
-    part = path.with_suffix(".parts") / "00010.h5"
-    shutil.copy(part, path)
-    refused("it is a part, with 10 of 40 samples", built, Numbered(SIZE), path)
-    (damage,) = verify(path)
-    assert re.search("it is a part, with 10 of 40 samples, and no whole cache", damage.what)
-    assert verify(part) == []
-
-
-def test_a_cache_that_lacks_a_part_is_mended_for_its_own_dataset_only(path):
+def test_a_part_is_not_the_whole_and_a_missing_one_is_made_for_its_own_dataset_only(path):
     dataset = Numbered(SIZE, log=path.with_name("log"))
     built(dataset, path, rows=10, single_file=False)
-    whole = path.read_bytes()
-    (path.with_suffix(".parts") / "00010.h5").unlink()
+    whole, part = path.read_bytes(), path.with_suffix(".parts") / "00010.h5"
+    assert verify(part) == []
+    shutil.copy(part, path)
+    refused("it is a part, with 10 of 40 samples", built, dataset, path)
+    (damage,) = verify(path)
+    assert re.search("it is a part, with 10 of 40 samples, and no whole cache", damage.what)
+    path.write_bytes(whole)
+    part.unlink()
     for other, options, what in (
         (Numbered(39), {}, "length: 40 when it was begun, 39 now"),
         (Numbered(SIZE, shift=1), {}, "the contents of sample 0"),
-        (Numbered(SIZE), {"compress": "gzip"}, "compress: none when it was begun, gzip, level 4"),
+        (dataset, {"compress": "gzip"}, "compress: none when it was begun, gzip, level 4"),
     ):
         rule = f"a.h5 lacks parts, and is of .*{what}.*overwrite"
         refused(rule, built, other, path, **options)

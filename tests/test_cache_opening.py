@@ -366,9 +366,6 @@ def test_a_cache_may_have_more_parts_than_a_process_may_open_files(tmp_path):
     assert is_true_in_a_fork(lambda: is_read() and verify(tmp_path / "a.h5") == [])
 
 
-# Folders that this user may not look into, and users without a folder: said, with what to do
-
-
 AS_SOMEBODY_ELSE = """
 import importlib, os, pkgutil
 import h5py, torch, torchvision

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,10 @@ def built(dataset: Any, path: Path, **options: Any) -> CachedDataset:
     return precompute(dataset, path, **{"num_workers": 0, **options})
 
 
-def refused(
-    rule: str,
-    action: Callable[..., Any],
-    *arguments: Any,
-    error: type[BaseException] = CacheError,
-    **options: Any,
-) -> Any:
+def refused(rule: str, action: Any, *given: Any, error: Any = CacheError, **options: Any) -> Any:
     """Assert that ``action`` of these arguments raises this error, and return it."""
     with pytest.raises(error, match=rule) as caught:
-        action(*arguments, **options)
+        action(*given, **options)
     return caught.value
 
 
