@@ -159,14 +159,16 @@ class DataLoader(_TorchLoader[T_co]):
         session = self._current_session()
         try:
             batches = session.epoch()
-        except DataLoadersError as error:  # such as a dataset that a cache refuses
+        except Exception as error:  # such as a dataset that a cache refuses, or cannot read whole
             wanted = self._wanted_backend()
             if self.backend is not None or wanted == "stock":
                 raise
-            warnings.warn(f"{_refused(wanted)}: {error}", BackendWarning, stacklevel=2)
             session.close()
             self._session = self._delivering(registry.load("stock")()).open(self)
-            batches = self._session.epoch()
+            batches = self._session.epoch()  # raises what is an error of torch's loader as well
+            text = str(error) if isinstance(error, DataLoadersError) else repr(error)
+            why = "; ".join([_refused(wanted) + f": {text}", *getattr(error, "__notes__", ())])
+            warnings.warn(why, BackendWarning, stacklevel=2)
         self._iterations += 1
         return batches
 

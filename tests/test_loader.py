@@ -287,18 +287,30 @@ def test_a_backend_from_the_variable_that_cannot_serve_warns_once(monkeypatch):
         assert "stays stock" in str(plan)
 
 
-def test_a_loader_stays_stock_if_the_variables_backend_refuses_its_dataset(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("dataset", "error", "why"),
+    [
+        (MapDataset("drawing"), CacheError, "MapDataset draws random numbers"),
+        (
+            MapDataset("array", failing=[9]),  # which the sampler leaves out
+            ValueError,
+            r"ValueError\('no sample 9 today'\); .* sample 9 .*cache",
+        ),
+    ],
+)
+def test_a_loader_stays_stock_if_the_variables_backend_refuses_its_dataset(
+    monkeypatch, tmp_path, dataset, error, why
+):
     monkeypatch.setenv(VARIABLE, "h5")
     monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path))
-    dataset = MapDataset("drawing")
-    loader = DataLoader(dataset, batch_size=4)
+    loader = DataLoader(dataset, batch_size=4, sampler=range(8))
     torch.manual_seed(1)
-    message = rf"\${VARIABLE}=h5 cannot serve .* stays stock: MapDataset draws random numbers"
+    message = rf"\${VARIABLE}=h5 cannot serve .* stays stock: {why}"
     with pytest.warns(BackendWarning, match=message) as caught:
         batches = [*loader, *loader]  # warns no second time
     assert [one.filename for one in caught] == [__file__]
     torch.manual_seed(1)
-    same = torch.utils.data.DataLoader(dataset, batch_size=4)
+    same = torch.utils.data.DataLoader(dataset, batch_size=4, sampler=range(8))
     torch.testing.assert_close(batches, [*same, *same], rtol=0, atol=0)
-    with pytest.raises(CacheError, match="draws random numbers"):
+    with pytest.raises(error):
         iter(DataLoader(dataset, backend="h5"))
