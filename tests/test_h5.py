@@ -214,6 +214,7 @@ class Pair(Images):
                 "bytes": bytes([index]), "flags": torch.tensor([index % 2 == 0, True]),
                 "tensor": torch.full((2, 3), index, dtype=torch.int16),
                 "bfloat16": torch.tensor([index / 7], dtype=torch.bfloat16),
+                "float8": torch.tensor([index / 7, torch.nan]).to(torch.float8_e4m3fn),
                 "array": np.full((4,), index / 2, np.float32), "scalar": np.float32(index),
                 "number": torch.tensor(index), "nested": (index, (index + 1,)),
                 "kinds": np.int64(index) if index % 2 else index,
