@@ -363,7 +363,18 @@ def test_a_cache_may_have_more_parts_than_a_process_may_open_files(tmp_path):
         merged = CachedDataset(tmp_path / "b.h5")
         return len(cached.shards) == 70 and cached[:] == merged[:] == list(range(70))
 
-    assert is_true_in_a_fork(lambda: is_read() and verify(tmp_path / "a.h5") == [])
+    def is_no_damage():
+        """Return whether a part that may not be opened is an error, rather than to be deleted."""
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, 64))  # for the joined file
+        with pytest.raises(CacheError, match=r"shard a.parts/.* opened: Too many open files"):
+            verify(tmp_path / "a.h5")
+        return True
+
+    assert is_true_in_a_fork(
+        lambda: is_read() and verify(tmp_path / "a.h5") == [] and is_no_damage()
+    )
 
 
 AS_SOMEBODY_ELSE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ from dataloaders.machine.resources import usable_cores
 
 Progress = Callable[[int, int], None]
 
+# What this process may not do says nothing of a part.
+_NO_DAMAGE = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _REPORTED = 256  # blocks between two reports of progress
 
 
@@ -48,7 +51,7 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
         progress: called with the number of bytes checked so far, and of all.
 
     Raises:
-        CacheError: the file cannot be opened or read.
+        CacheError: the file cannot be opened or read, or this process may not open a part.
     """
     name, progress = os.fspath(path), progress or _silent
     joined, folder = Path(name), folder_of(Path(name))
@@ -57,6 +60,8 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
         try:
             descriptor = open_shard(folder, shard, joined)
         except CacheError as error:
+            if getattr(error.__cause__, "errno", None) in _NO_DAMAGE:
+                raise
             return [Damage(0, shard.file_bytes, str(error), shard.name)]
         _, found = _verified(descriptor, str(folder / shard.name))
         return [replace(damage, shard=shard.name) for damage in found]
