@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, merge, precompute, verify
-from dataloaders.errors import CacheWarning, OptionError
+from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers import datasets, warm
 from helpers.cached import built, newer_pillow, refused
 from helpers.compare import assert_same
