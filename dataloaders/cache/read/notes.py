@@ -137,7 +137,9 @@ def _read_by(code: type | FunctionType) -> list[Any]:
                 elif _own_file(value.__name__) and not any(vars(value) is one for one in spaces):
                     spaces.append(vars(value))
         found += [(name, os.environ[name]) for name in sorted(names & os.environ.keys())]
-    return found
+    # A set of texts has another order in each process.
+    is_set = (set, frozenset)
+    return [(n, sorted(map(repr, each)) if isinstance(each, is_set) else each) for n, each in found]
 
 
 def _names_in(code: CodeType) -> set[str]:
