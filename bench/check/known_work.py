@@ -19,8 +19,6 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-__all__ = ["BATCH", "Kind", "Rows", "Step", "Stream", "as_array", "burn"]
-
 Kind: TypeAlias = Literal["wait", "busy", "work"]
 
 BATCH = 4

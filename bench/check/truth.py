@@ -24,8 +24,6 @@ from dataloaders.measuring.clocks import Clock, HostClock
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, mean_of
 
-__all__ = ["calibrated", "computed", "measured", "seconds_per_batch"]
-
 _SHORT = 100  # batches of an epoch
 _HELD = 62
 """Batches kept for the synthetic loops: two turns of the longest pattern of batch lengths."""

@@ -26,8 +26,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from bench.check.known_work import BATCH, Kind, Rows, Step, Stream, as_array, burn
 from bench.check.played import Loop, Overhead, RealTime, seconds_per_batch
 
-__all__ = ["WORKLOADS", "Gap", "Workload", "accepted", "gap_class"]
-
 Gap: TypeAlias = Literal["small", "between", "large"]
 
 ENDLESS = 1_000_000

@@ -3,9 +3,8 @@
     requirements of gpu-dataloaders ──importlib.metadata──> their distributions, transitively
         ──symbolic links into this environment──> site-packages of a new venv
 
-What is imported decides in which order Python clears modules when an interpreter ends, and h5py,
-DALI, torchvision or Lightning are imported only where they are installed: the development
-environment cannot show what a user of the base dependencies sees.
+Which modules there are decides in which order Python clears them at its end: the development
+environment, with h5py, DALI, torchvision and Lightning, does not show what others see.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ def make(folder: Path, *extras: str, wheel: Path | None = None) -> Path:
     if wheel is None:
         ours = distribution(_OURS)
         for package in (dataloaders, backends):
-            folder_of_it = Path(package.__path__[0])
-            (packages / folder_of_it.name).symlink_to(folder_of_it)
+            (packages / package.__name__).symlink_to(package.__path__[0])
     else:
         pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(python)]
         subprocess.run([*pip, "install", "--no-index", "--no-deps", str(wheel)], check=True)

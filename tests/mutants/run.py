@@ -24,8 +24,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pytest brings it
 
-__all__ = ["changed", "main", "read", "versions"]
-
 _FOLDER = Path(__file__).resolve().parent
 
 

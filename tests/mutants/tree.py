@@ -24,8 +24,6 @@ import hypothesis
 import pytest
 import torch.utils.data
 
-__all__ = ["ROOT", "Tests", "Tree"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 _HEAVY = ("torch.distributed", "torchvision.transforms.v2", "PIL.Image", "h5py")
