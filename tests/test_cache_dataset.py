@@ -190,14 +190,9 @@ def test_a_refused_build_goes_on_with_allow_random(path, tmp_path):
     assert rare[UNSTUDIED][2] == every[UNSTUDIED][2]
     assert all(len(set(drawn)) == SIZE for drawn in zip(*(row[2] for row in every), strict=True))
     assert_same(generator_states(), before)
-
-
-def test_a_finished_cache_is_opened_whatever_its_dataset_draws(path):
-    dataset = Made(lambda index: torch.manual_seed(index).initial_seed(), SIZE)
-    built(dataset, path, allow_random=True)
-    assert len(built(dataset, path)) == SIZE
-    loader = DataLoader(dataset, 50, backend=H5(path, build="never"))
-    assert len(list(loader)) == SIZE // 50
+    assert len(built(all_draw, other.path)) == SIZE  # a finished one is opened
+    backend = H5(other.path, build="never")
+    assert_same(list(DataLoader(all_draw, 1, collate_fn=list, backend=backend))[7], every[7:8])
 
 
 def test_a_seeded_draw_that_puts_the_state_back_is_no_draw(path):

@@ -73,6 +73,15 @@ def test_what_the_index_says(tmp_path):
     assert first("d.h5", [None, "a", "abc"])[1] == ("sample", 3, None)
     tiny = Made(lambda index: Image.new("L", (1, 1), index), 2)
     assert first("e.h5", tiny, images="png")[1][2] == 1
+    joined = built(PICTURES, tmp_path / "f.h5", images="png", rows=3, single_file=False)
+    assert said(joined.path) == said(png.path)
+    assert len(CachedDataset(joined.path, largest=4 * LARGEST)[:]) == 9
+    rule = "column 'image' has values that take"
+    refused(rule, CachedDataset, joined.path, largest=4 * LARGEST - 1)
+    say_less(joined.shards[1])
+    join(joined.path)  # what one of its shards does not say, it does not
+    assert said(joined.path) == [(each[0], None, None) for each in said(png.path)]
+    assert bits(list(CachedDataset(joined.path))) == bits(list(png))
 
 
 def test_a_compressed_row_that_is_larger_than_the_index_says(path):
@@ -129,19 +138,6 @@ def test_files_that_do_not_say_and_a_limit_of_ones_own(path, name):
         for read, rows in ((cached.__getitem__, 5), (cached.__getitems__, [0, 5])):
             refused(rf"row 5: .*: it has \d+ pixels, and it may have {LARGEST - 1}", read, rows)
         assert cached[8] is not None  # of fewer
-
-
-def test_a_joined_file_says_the_most_of_its_shards(path, tmp_path):
-    whole = built(PICTURES, tmp_path / "whole.h5", images="png")
-    built(PICTURES, path, images="png", rows=3, single_file=False)
-    assert said(path) == said(whole.path)
-    assert len(CachedDataset(path, largest=4 * LARGEST)[:]) == 9
-    rule = "column 'image' has values that take"
-    refused(rule, CachedDataset, path, largest=4 * LARGEST - 1)
-    say_less(sorted((tmp_path / "a.parts").glob("*.h5"))[1])
-    join(path)
-    assert said(path) == [(each[0], None, None) for each in said(whole.path)]
-    assert bits(list(CachedDataset(path))) == bits(list(whole))
 
 
 @pytest.mark.parametrize("value", [[[]] * 200_000, "\N{GRINNING FACE}" + "a" * 400_000])

@@ -119,18 +119,15 @@ def test_another_number_of_ranks_goes_on(path, first, then, single_file):
         assert names(path.parent) == [shard.name for shard in cached.shards]
 
 
-def test_a_part_of_other_samples_does_not_stand_for_the_one_that_was_joined(path):
-    """Another number of ranks mends a cache: the part that is made again ends earlier."""
+def test_other_ranks_have_other_parts(path, tmp_path):
+    """The part of fewer ranks is returned; one that is made again after a join ends earlier."""
+    build(Numbered(), tmp_path / "b.h5", 0, 1, wait=False, rows=20)
+    cached = build(Numbered(), tmp_path / "b.h5", 1, 8, wait=False)  # samples 5 to 9
+    assert labels(cached) == list(range(20))
     built_in_turn(Numbered(), path)
     (path.with_suffix(".parts") / "00010.h5").unlink()
     assert len(build(Numbered(), path, 0, 3, wait=False)) == 13
     assert labels(build(Numbered(), path, 1, 3, single_file=False)) == list(range(SIZE))
-
-
-def test_a_rank_whose_samples_are_in_the_part_of_another_one_returns_that_part(path):
-    """As a build by fewer ranks leaves it."""
-    build(Numbered(), path, 0, 1, wait=False, rows=20)
-    assert labels(build(Numbered(), path, 1, 8, wait=False)) == list(range(20))  # 5 to 9, its own
 
 
 def test_parts_that_have_samples_twice_are_not_joined(path, tmp_path):
@@ -163,14 +160,11 @@ def announced(path, size, rank=0, error=Fits, match="^fits", **options):
     return told and told[0].disk_needed / told[0].bytes
 
 
-def test_ranks_say_of_the_whole_whether_it_becomes_one_file(path):
+def test_ranks_say_of_the_whole_whether_it_becomes_one_file_and_has_room(path):
     assert announced(path, 800) == 1
     assert announced(path, 100) == 2
     assert announced(path, 100, wait=False) == 1
     assert announced(path, 800, single_file=True) == 2
-
-
-def test_room_for_all_ranks_that_write_on_the_disk(path):
     room = os.statvfs(path.parent)
     size = 2 * room.f_bavail * room.f_frsize // 2**20  # they fill the disk twice
     # An eighth would fit.
