@@ -374,15 +374,6 @@ def test_the_best_way_is_tried_printed_remembered_and_taken(script, tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_best_way_is_remembered_for_the_script(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT.replace("time.sleep(0.004)", "").replace("sleep(0.001)", "sleep(0.02)"))
-    _, out = tuned(path, "--budget", 3)
-    assert "the best way for this script is the loader as it is; it is remembered:" in out
-    assert 'backend="auto" is stock: learned on 2' in explained(path)
-
-
-@pytest.mark.nightly
 def test_workers_that_may_repeat_samples_are_not_tried(script):
     made = "return self.transform(torch.full((4,), float(index)))"
     text = SCRIPT.replace("import Dataset", "import IterableDataset as Dataset")
@@ -393,6 +384,7 @@ def test_workers_that_may_repeat_samples_are_not_tried(script):
     assert "workers" not in tried
     assert "if it does not divide its samples among workers" in out
     assert "the best way for this script is the loader as it is; it is remembered:" in out
+    assert 'backend="auto" is stock: learned on 2' in explained(script)
 
 
 NUMBERS = [torch.tensor([float(index)]) for index in range(100)]
