@@ -478,12 +478,6 @@ class TestModel:
         assert stages.seconds(workers=8).estimate == pytest.approx(0.02, rel=0.02)
         assert self.found(stages)["workers"].change == "num_workers=2"
 
-    def test_taking_is_measured_without_a_draw_from_the_users_generator(self):
-        state = torch.get_rng_state()
-        take_s, start_s = seconds_of_a_worker({"x": torch.zeros(4, 3), "name": "a"})
-        assert 0 < take_s < start_s
-        assert torch.equal(torch.get_rng_state(), state)
-
     def test_a_cache_gains_what_reading_a_small_one_takes_less(self):
         given = {"": SmallCache(0.25, 64), "jpeg": SmallCache(0.5, 16)}
         cached = self.found(self.stages(0.04, cached=given, samples=4))
@@ -506,10 +500,12 @@ class TestModel:
         full = {"": SmallCache(0.25, 1e15)}
         assert "a larger one is missing" in self.found(self.stages(0.04, cached=full))["h5"].reason
 
-    def test_small_caches_are_read_in_a_worker_and_nothing_is_drawn(self):
+    def test_small_caches_and_taking_are_measured_in_a_worker_and_nothing_is_drawn(self):
         state, until = torch.get_rng_state(), time.perf_counter() + 60
         (found,), reason = small_caches(DataLoader(Waiting(100, 0.004), 4), 4, 0.004, until)
         assert (found, reason) == ("", "")
+        take_s, start_s = seconds_of_a_worker({"x": torch.zeros(4, 3), "name": "a"})
+        assert 0 < take_s < start_s
         assert torch.equal(torch.get_rng_state(), state)
         found, reason = small_caches(DataLoader(MapDataset("drawing", 100), 4), 4, 0.001, until)
         assert not found
