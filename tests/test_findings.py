@@ -431,19 +431,23 @@ IS_ON = {
 
 
 @pytest.fixture
-def precise():
-    """Convolutions without TF32, which is no default; one thread, as steps are tiny."""
-    before, threads = CUDNN.conv.fp32_precision, torch.get_num_threads()
-    CUDNN.conv.fp32_precision = "ieee"
-    torch.set_num_threads(1)
-    yield
-    CUDNN.conv.fp32_precision = before
-    torch.set_num_threads(threads)
+def set_to():
+    """Set the autotuner, precisions of convolutions and products, threads; they are put back."""
+
+    def set_to(benchmark, convolutions, products, threads):
+        CUDNN.benchmark, CUDNN.conv.fp32_precision = benchmark, convolutions
+        torch.set_float32_matmul_precision(products)
+        torch.set_num_threads(threads)
+
+    products, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    before = CUDNN.benchmark, CUDNN.conv.fp32_precision, products, threads
+    yield set_to
+    set_to(*before)
 
 
-@pytest.mark.usefixtures("precise")
 @pytest.mark.parametrize("name", TOGGLES)
-def test_a_setting_is_tried_around_blocks_of_steps_and_put_back(name, monkeypatch):
+def test_a_setting_is_tried_around_blocks_of_steps_and_put_back(name, set_to, monkeypatch):
+    set_to(False, "ieee", "highest", 1)  # one thread, as steps are tiny
     found = {row[0]: replace(row[1], **row[2]) for row in DECISIONS}[name]
     monkeypatch.setattr(Watch, "facts", lambda self, **more: found)
     time, model = VirtualTime(), nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
@@ -514,19 +518,6 @@ class Convolved(nn.Module):
         return self.product(self.convolutions(images).flatten(2))
 
 
-@pytest.fixture
-def set_to():
-    """Set the autotuner, the precision of convolutions, and that of products; they are put back."""
-
-    def set_to(benchmark, convolutions, products):
-        CUDNN.benchmark, CUDNN.conv.fp32_precision = benchmark, convolutions
-        torch.set_float32_matmul_precision(products)
-
-    before = CUDNN.benchmark, CUDNN.conv.fp32_precision, torch.get_float32_matmul_precision()
-    yield set_to
-    set_to(*before)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", GPU_SETTINGS)
 def test_each_setting_of_a_gpu_is_found_and_not_in_a_clean_step(name, set_to):
@@ -534,7 +525,7 @@ def test_each_setting_of_a_gpu_is_found_and_not_in_a_clean_step(name, set_to):
         *, benchmark=True, half=True, products="high", convolutions="tf32",
         layout=torch.channels_last,
     ):  # fmt: skip
-        set_to(benchmark, convolutions, products)
+        set_to(benchmark, convolutions, products, torch.get_num_threads())
         step = trained(Convolved().cuda().to(memory_format=layout))
         images = torch.ones(8, 3, 64, 64, device="cuda").to(memory_format=layout)
 
