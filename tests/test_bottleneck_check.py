@@ -46,11 +46,6 @@ def check_of(loader, time, budget_s=15, **options):
     return Check(loader, budget_s=budget_s, clock=HostOn(time), **options)
 
 
-def usual(period):
-    """Seconds of a step of which each ``period``-th is long."""
-    return (0.15 + (period - 1) * 0.01) / period
-
-
 class MadeAhead(PlayedLoader):
     """Batches that a thread makes ahead without workers, as backend="prefetch" does of a cache."""
 
@@ -71,8 +66,8 @@ LOOPS = {
     "three batches an epoch, a worker": ([0.05], {"batches": 3, "workers": 1}, 0.02, 0.17 / 0.06),
     "nine batches an epoch, a worker": ([0.05], {"batches": 9, "workers": 1}, 0.02, 0.47 / 0.18),
     "a slow first batch": ([0.2, *[0.001] * 39], {"batches": 40, "workers": 1}, 0.02, 1.25),
-    "each fourth step long": ([0.004], {}, [0.01] * 3 + [0.15], 1 + 0.004 / usual(4)),
-    "each tenth step long": ([0.004], {}, [0.01] * 9 + [0.15], 1 + 0.004 / usual(10)),
+    "each fourth step long": ([0.004], {}, [0.01] * 3 + [0.15], 1 + 0.004 / 0.045),
+    "each tenth step long": ([0.004], {}, [0.01] * 9 + [0.15], 1 + 0.004 / 0.024),
     "made ahead too slowly": ([0.03], {"kind": MadeAhead}, 0.02, 1.5),
     "made ahead a little too slowly": ([0.022], {"kind": MadeAhead}, 0.02, 1.1),
     "made ahead just in time": ([0.019], {"kind": MadeAhead}, 0.02, 1.0),
@@ -106,9 +101,8 @@ class TestVerdicts:
     def test_the_speedup_bound_is_the_truth(self, loop, time):
         loads, options, step, truth = LOOPS[loop]
         cycle = step if isinstance(step, list) else [step]
-        kind = options.get("kind", PlayedLoader)
-        loader = kind(time, loads, **{name: options[name] for name in options if name != "kind"})
-        report = checked(loader, itertools.cycle(cycle), time)
+        given = {"kind": PlayedLoader, **options}
+        report = checked(given.pop("kind")(time, loads, **given), itertools.cycle(cycle), time)
         assert report.verdict == ("input-bound" if truth > 1.06 else "step-bound")
         assert report.speedup_bound.estimate == pytest.approx(truth, rel=0.02)
         if options.get("workers") == 2:

@@ -50,6 +50,7 @@ def machine(tmp_path, monkeypatch):
 def test_this_machine_and_one_without_any_files(tmp_path):
     assert 1 <= resources.usable_cores() <= CORES
     assert 0 < resources.available_memory() <= resources.total_memory()
+    assert 10 * MIB < resources.python_heap_bytes() < resources.total_memory()
     assert resources.cpu_quota(tmp_path) is None
     assert resources.usable_cores(tmp_path) == CORES
     assert resources.available_memory(tmp_path) > 0
@@ -162,10 +163,6 @@ def test_the_memory_of_a_cgroup_is_its_limit_less_use_plus_idle_cache(machine):
         texts = {"memory__usage_in_bytes": used * MIB, "memory__stat": stat}
         machine.write("sys/fs/cgroup/memory/a", **texts)
         assert resources.available_memory(machine.root) == free * MIB
-
-
-def test_the_memory_of_python_objects():
-    assert 10 * MIB < resources.python_heap_bytes() < resources.total_memory()
 
 
 # Shared memory
