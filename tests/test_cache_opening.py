@@ -95,6 +95,11 @@ def test_another_version_is_a_warning_and_an_error_if_expected(tmp_path, cache_f
     expect = {"PIL": "11.0", "new": 1}
     refused(rule, precompute, dataset, path, expect=expect)
     refused(rule, first_batch, dataset, H5(path, expect=expect))
+    dataset.gone.unlink()
+    rule, path = r"expect=.*: .* built now would have {'PIL': '.*', 'new': None}", tmp_path / "b.h5"
+    refused(rule, built, dataset, path, expect=expect)
+    refused(rule, first_batch, dataset, H5(path, expect=expect))
+    assert not path.exists()  # it says so before it builds
 
 
 class Renamed(Pictures):

@@ -72,7 +72,7 @@ class H5(Backend):
         check: "contents" also compares a few samples with an existing cache, read in a separate
             process; None compares class, length, transforms, classes and the indices of a Subset,
             and reads no sample.
-        expect: entries of its fingerprint that an existing cache must have, as in `precompute`:
+        expect: entries of its fingerprint that the cache must have, as in `precompute`:
             ``{"torchvision": "0.29.2"}``. "dataset" and "head" count in place of the dataset's.
         threads: how many threads at most make a batch, in this process or in each worker; None: as
             many as `torch.get_num_threads` says, and no more than this rank's cores.
@@ -192,6 +192,7 @@ class H5(Backend):
                 loader.dataset,
                 path,
                 images=self.images,
+                expect=self.expect,
                 progress=lambda now: line(f"h5  {now}"),
                 multiprocessing_context=loader.multiprocessing_context,
                 worker_init_fn=loader.worker_init_fn if loader.num_workers else None,

@@ -118,9 +118,9 @@ def precompute(
         check: "contents" compares a few samples, read in another process, with the file that is
             there. None: its class, length, transforms, classes and the indices of a Subset are
             compared, and none is read.
-        expect: entries of the fingerprint that a file that is there must have:
-            ``{"torchvision": "0.29.2"}`` refuses one of another version. "dataset" and "head" count
-            in place of the dataset's, to accept a renamed class or transforms printed otherwise.
+        expect: entries that the fingerprint must have: ``{"torchvision": "0.29.2"}`` refuses
+            another version. "dataset" and "head" count in place of those of the dataset, to accept
+            a file of a renamed class, or of transforms that are printed otherwise.
         single_file: True: one file, copied from its parts, so that the disk has to hold the rows
             twice meanwhile. False: never. None: if all parts take less than 128 MiB.
         build_id: where ranks overwrite, a text that all of them share and that is another one for
@@ -331,9 +331,15 @@ class _Builder:
                 )
             if begun is not None and not changed:
                 warn_of_versions(begun, folder.path)
-                folder.begin(begun)
             else:
-                folder.begin(source.new_fingerprint())
+                begun = source.new_fingerprint()
+            expect, says = options.expect or {}, begun.get
+            if other := {name: says(name) for name in expect if says(name) != expect[name]}:
+                raise CacheError(
+                    f"{option('expect', expect)}: a cache that is built now would have {other}; "
+                    "install what is expected, or leave it out"
+                )
+            folder.begin(begun)
         return True
 
     def _finish(self, parts: list[Part]) -> None:
