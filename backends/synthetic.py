@@ -110,17 +110,32 @@ class _SyntheticSession(Session):
         if self._pool is None or self._pool.device != device:
             self._pool = _Pool(batch, device, self._options.pool)
         sizes: Iterator[int | None]
-        if self._options.batches is not None:
-            sizes = itertools.repeat(None, self._options.batches)
+        given = self._options.batches
+        if given is not None:
+            sizes = itertools.repeat(None, given)
         elif (count := batches_in(loader)) is not None:
             last = _samples_in_last(loader)
             sizes = (last if turn == count - 1 else None for turn in range(count))
         else:  # maybe endless: one batch for each batch of indices
             sizes = (None for _ in loader._index_sampler)
-        return _issued(self._pool, sizes, samples)
+        sized = loader._index_sampler if given is None else range(given)
+        return _Epoch(_issued(self._pool, sizes, samples), sized)
 
     def close(self) -> None:
         self._pool = None
+
+
+class _Epoch(Iterator[Batch]):
+    """Iterates one epoch; has a length where torch's iterator has one."""
+
+    def __init__(self, batches: Iterator[Batch], sized: Any) -> None:
+        self._batches, self._sized = batches, sized
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._sized)
 
 
 def _issued(pool: _Pool, sizes: Iterator[int | None], samples: int | None) -> Iterator[Batch]:
