@@ -379,7 +379,7 @@ def test_an_estimate_says_what_it_will_take(path):
     assert told.disk_needed == 2 * told.bytes  # its parts are copied into one file
     assert min(told.disk_free, told.seconds) > 0
     parts, single = (
-        estimate(large(1000), path, num_workers=0, single_file=one) for one in (None, True)
+        estimate(large(10_000), path, num_workers=0, single_file=one) for one in (None, True)
     )
     assert (parts.disk_needed, single.disk_needed) == (parts.bytes, 2 * single.bytes)
     assert 80 < parts.rows <= 96
