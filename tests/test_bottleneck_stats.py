@@ -13,6 +13,7 @@ from dataloaders.bottleneck.evidence.estimates import estimates_of, held_share
 from dataloaders.bottleneck.evidence.verdict import (
     BOUND_FROM,
     STEP_BOUND_UP_TO,
+    Analysis,
     _says_something,
     analyse,
     name,
@@ -190,8 +191,7 @@ class TestWaits:
         assert analysis.seconds_per_batch["contended"].estimate == pytest.approx(0.1, rel=0.05)
 
     def test_one_round_carries_a_verdict_if_its_steps_do(self):
-        nothing = analyse([])
-        assert (nothing.verdict, nothing.left_out, nothing.held) == ("inconclusive", 0, 0)
+        assert analyse([]) == Analysis("inconclusive", precise=False, left_out=0, held=0.0)
         one = blocks_of(1.0, 0.5, noise=0.02, rounds=1, segments=4)
         assert analyse(one, parallel=False).verdict == "input-bound"
         assert analyse([], part=one[0], parallel=False).verdict == "input-bound"
