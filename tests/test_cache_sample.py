@@ -216,7 +216,7 @@ def long_names(count):
 @pytest.mark.parametrize(
     ("make", "most", "message"),
     [
-        (lambda count: {"list": [*range(count)]}, 10_000, "more than 10000 leaves.*fewer"),
+        (lambda count: {"tuple": [*range(count)]}, 10_000, "more than 10000 leaves.*fewer"),
         (long_names, 8192, "more than 8388608 characters, .*; use shorter keys"),
         (
             lambda count: {"list": [{"namedtuple": [f"A{n}", []]} for n in range(count)]},
