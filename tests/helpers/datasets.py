@@ -75,8 +75,9 @@ class MapDataset(Dataset[Any]):
     log: Path | None = None  # to which the index of each sample that is read is written
 
     def __init__(self, sample: Any = None, /, size: int | None = None, **attributes: Any) -> None:
-        given = {"sample": sample, "size": size, **attributes}
-        vars(self).update({name: value for name, value in given.items() if value is not None})
+        given = {"sample": sample, "size": size}
+        given = {name: value for name, value in given.items() if value is not None}
+        vars(self).update(given | attributes)
 
     def __len__(self) -> int:
         return self.size
