@@ -8,7 +8,7 @@
 
 check/     the check's verdicts and predictions     cache/     a cache: built, read
 scripts/   the check on whole training scripts      dali/      photos by record and replay
-loaders/   prefetch, tuning                         peers/     other libraries to compare with
+loaders/   stock, prefetch, tuning                  peers/     other libraries to compare with
 
 harness.py says how to add a case; gpu.py runs what needs a GPU. results/ keeps the table of each
 case's last full run.

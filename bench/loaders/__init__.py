@@ -1,1 +1,1 @@
-"""What prefetch costs, with its tail on the device, and what tuning chooses."""
+"""What stock and prefetch cost, with a tail on the device, and what tuning chooses."""
