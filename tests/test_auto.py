@@ -85,9 +85,6 @@ def learn(dataset, *choice, **more):
     assert learned.remember(key_of(dataset), learned.Learned(*choice, **more)) is not None
 
 
-# The rule
-
-
 def test_attributes_are_plain_and_no_sample_is_loaded(monkeypatch):
     workers, prefetch, pinned = resolved(Files())
     assert (type(workers), prefetch, pinned) == (int, 2, True)
@@ -144,9 +141,6 @@ def test_unusual_datasets_are_accepted_and_invalid_values_are_torchs_errors():
             resolved(Files(), num_workers=wrong)
 
 
-# What was learned
-
-
 def test_a_learned_choice_is_used_for_its_batch_size_and_bounded_by_the_cores(monkeypatch):
     learn(Files(), 1, 4, True)
     assert resolved(Files()) == resolved(Files(), backend="auto") == (1, 4, True)
@@ -187,9 +181,6 @@ def test_fewer_workers_where_memory_or_shared_memory_is_short(monkeypatch):
     rule = '"auto" chose num_workers=1, prefetch_factor=1: .* 8.0 MiB are free .* is a guess'
     with pytest.warns(CapacityWarning, match=rule):
         assert resolved(Files(root="others"))[:2] == (1, 1)
-
-
-# On disk
 
 
 WRONG = {
@@ -242,9 +233,6 @@ def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert learned.cache_folder() == tmp_path / ".cache" / "gpu-dataloaders"
-
-
-# Whose choice it is
 
 
 def test_keys_are_stable_contain_no_path_and_differ_where_loaders_do(monkeypatch):

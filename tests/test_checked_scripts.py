@@ -218,9 +218,6 @@ def test_lightnings_combined_loader_and_its_checkpoint(tmp_path):
     assert re.search(r"note: written to .+: out/model.ckpt", done.stdout)
 
 
-# what it leaves ---------------------------------------------------------------------------------
-
-
 WRITES = OPTIMIZER + LOADER + (
     "import bz2, numpy, os, shutil, tarfile\n"
     "from pathlib import Path\n"
@@ -312,9 +309,6 @@ def test_files_that_existed_are_neither_overwritten_moved_nor_deleted(tmp_path, 
             f"'file://{scratch}/mlruns', 'TENSORBOARD_LOGGING_DIR': '{scratch}/tensorboard'}}"
         )
         assert trackers in done.stdout
-
-
-# processes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])

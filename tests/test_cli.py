@@ -58,9 +58,6 @@ def write(text, head=HEAD, name="train.py"):
     return name
 
 
-# check ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.measures
 def test_an_unmodified_script_gets_its_verdict(command):
     options = ("--budget", 3, "--json", "report.json", "--html", "report.html", "--try")
@@ -180,8 +177,6 @@ def test_ctrl_c_before_anything_was_tried_prints_what_is_known_and_keeps_nothing
     assert "remembered" not in done.out
     assert "loader  DataLoader over Slow, 400 batches an epoch" in done.out
 
-
-# run --------------------------------------------------------------------------------------------
 
 PRINTS = (
     "torch.manual_seed(5)\n"
@@ -304,9 +299,6 @@ def test_an_interrupt_is_no_failure(text, command):
     command("run", "--backend", "stock", write(text, ""), status=130)
 
 
-# tune and backends ------------------------------------------------------------------------------
-
-
 @pytest.mark.measures
 def test_tune_takes_the_rate_from_the_scripts_own_loop(command, tmp_path):
     # Enough samples that starting workers pays within an epoch.
@@ -366,9 +358,6 @@ def test_backends_are_listed_with_what_they_lack(command, tmp_path, monkeypatch)
     assert "no_such_module" in done.out
     assert "CUDA: " in done.out
     assert f"note: {tmp_path / 'backends.py'}" in done.out
-
-
-# the command line itself ------------------------------------------------------------------------
 
 
 def test_help(command):

@@ -349,8 +349,6 @@ def test_findings_about_the_whole_step_have_the_line_of_its_first_operator(monke
     assert facts.sites["backward"] == facts.sites["convolution"]
 
 
-# decided on given facts -------------------------------------------------------------------------
-
 SINGLE = {
     ("cuda", torch.float32, "convolution"): 10**11,
     ("cuda", torch.float32, "product"): 10**10,
@@ -417,8 +415,6 @@ def test_a_stall_that_was_measured_is_the_gain():
         assert "set_num_threads" not in one.message
     assert "measured here: 2.00 ms a batch less (1.00 to 3.00)" in str(finding)
 
-
-# settings that are tried ------------------------------------------------------------------------
 
 CUDNN, CHANNELS_LAST = torch.backends.cudnn, {"memory_format": torch.channels_last}
 IS_ON = {

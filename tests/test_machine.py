@@ -44,9 +44,6 @@ def machine(tmp_path, monkeypatch):
     return Machine(tmp_path)
 
 
-# Cores
-
-
 def test_this_machine_and_one_without_any_files(tmp_path):
     assert 1 <= resources.usable_cores() <= CORES
     assert 0 < resources.available_memory() <= resources.total_memory()
@@ -140,9 +137,6 @@ def test_ranks_share_what_their_container_has(machine, monkeypatch):
     assert facts.machine_facts()["cores"].endswith(", 1 of them for this rank")
 
 
-# Memory
-
-
 def test_the_memory_of_a_cgroup_is_its_limit_less_use_plus_idle_cache(machine):
     """In version 2 and in version 1; it binds those below it."""
     assert resources.available_memory(machine.root) == 8 * 2**30  # what the kernel says
@@ -163,9 +157,6 @@ def test_the_memory_of_a_cgroup_is_its_limit_less_use_plus_idle_cache(machine):
         texts = {"memory__usage_in_bytes": used * MIB, "memory__stat": stat}
         machine.write("sys/fs/cgroup/memory/a", **texts)
         assert resources.available_memory(machine.root) == free * MIB
-
-
-# Shared memory
 
 
 @pytest.mark.parametrize(
@@ -205,9 +196,6 @@ def test_the_room_of_a_real_file_system_is_shared_by_ranks(monkeypatch):
     assert resources.shm_room() == pytest.approx(room / 4, rel=0.2)
 
 
-# Facts, for readers of measured figures
-
-
 def test_facts_name_cores_and_versions_and_processors_by_the_systems_files(monkeypatch, machine):
     for text, model in (
         ("processor : 0\nmodel name\t: AMD EPYC 7B13\nmodel name : other\n", "AMD EPYC 7B13"),
@@ -235,9 +223,6 @@ def test_facts_do_not_initialise_cuda():
         "machine_facts(); assert not torch.cuda.is_initialized()"
     )
     subprocess.run([sys.executable, "-c", source], check=True)
-
-
-# Background threads
 
 
 def in_a_thread(work):
@@ -284,9 +269,6 @@ def test_the_driver_knows_the_mode_of_each_thread():
 
     assert in_a_thread(exempt) == 1
     assert in_a_thread(mode) == 0
-
-
-# Waiting
 
 
 def test_ctrl_c_delivered_to_another_thread_ends_a_wait_for_a_batch():

@@ -187,9 +187,6 @@ def test_the_timeline_has_the_measured_steps_of_each_arm_and_is_a_trace(tmp_path
     assert ">transfer</text>" in report.to_html()
 
 
-# Text ------------------------------------------------------------------------------------------
-
-
 def test_the_last_lines_are_the_one_change_as_code():
     lines = str(a_report(notes=("n" * 300,), loader="a loader")).splitlines()
     assert lines[-2:] == [
@@ -213,9 +210,6 @@ def test_where_the_step_is_the_limit_its_launches_are_shown():
     shown = str(a_report(verdict="step-bound", stalls=stalls))
     assert "\nlaunch         3.00" in shown
     assert "\nprep" not in shown
-
-
-# Two reports ------------------------------------------------------------------------------------
 
 
 def test_a_ratio_has_the_intervals_of_both():
@@ -250,9 +244,6 @@ def test_intervals_without_an_end_and_missing_figures_compare():
     assert "no figure for the loop" in str(a_report().against(a_report(seconds_per_batch={})))
 
 
-# Markdown ---------------------------------------------------------------------------------------
-
-
 def test_markdown_has_the_verdict_the_change_and_whole_tables(tmp_path):
     text = a_report().to_markdown(tmp_path / "summary.md", against=a_report())
     assert (tmp_path / "summary.md").read_text() == text
@@ -270,9 +261,6 @@ def test_markdown_has_the_verdict_the_change_and_whole_tables(tmp_path):
 def test_markdown_of_a_report_with_few_figures():
     assert nothing_known().to_markdown().startswith("### inconclusive")
     assert "**Next:** let worker processes" in a_report(candidates=()).to_markdown()
-
-
-# The page
 
 
 HEADINGS = [
@@ -354,9 +342,6 @@ def test_without_a_sure_gain_the_page_begins_with_the_advice():
     assert page.count("<table>") == 6
     assert "<code>num_workers=&#34;auto&#34;</code>" in page.partition("</header>")[0]
     assert "matmul_precision" in a_report(verdict="step-bound").to_html()
-
-
-# In a browser ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

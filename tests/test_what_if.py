@@ -633,8 +633,6 @@ class TestModel:
         assert left_open([change("little", 0.9, 1.0, 1.06)]) != []
 
 
-# The queue of workers
-
 MILLISECONDS = st.integers(1, 200).map(lambda value: value / 1000)
 
 
