@@ -131,6 +131,15 @@ def test_a_row_of_several_pieces(tmp_path, codec):
         assert bits(list(cached)) == bits(cached[:]) == bits(samples)
 
 
+def test_no_piece_of_each_part_is_kept(path):
+    samples = Made(lambda row: [np.full(1 << 14, row % 251, np.uint8)] * 4, 240)
+    cached = built(samples, path, compress="gzip", rows=8, single_file=False)
+    assert len(cached.shards) == 30
+    with takes_less_than(4 << 20):  # 30 times four pieces are twice as much
+        for row in range(240):
+            assert all((each == row % 251).all() for each in cached[row])
+
+
 @BOTH
 def test_the_file_and_how_it_was_compressed(tmp_path, codec):
     def make(name, compress, **options):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,13 @@ from dataloaders.cache.printable import shown
 from dataloaders.cache.sample.leaf import value_of
 from dataloaders.errors import CacheError
 from dataloaders.options import option
+
+Last: TypeAlias = dict[str, tuple[object, int, npt.NDArray[Any]]]
+"""The last piece of each column, by its name: of whose values, its number, and what it decodes to.
+
+Rows of a batch are read in the file's order. All parts of a cache share it, because a piece of each
+part would take more memory the more parts there are.
+"""
 
 
 def mapped(data: npt.NDArray[np.uint8], dtype: str, extent: Extent) -> npt.NDArray[Any]:
@@ -36,14 +43,19 @@ class ColumnReader:
     """
 
     def __init__(
-        self, entry: ColumnEntry, rows: int, data: npt.NDArray[np.uint8], shard: str = ""
+        self,
+        entry: ColumnEntry,
+        rows: int,
+        data: npt.NDArray[np.uint8],
+        last: Last,
+        shard: str = "",
     ) -> None:
         self.entry = entry
         self._shard = shard
         self._kinds = [kind for kind, _ in entry.variants]
         self._dimensions = [of for _, of in entry.variants]
         self._codes = None if entry.codes is None else mapped(data, "|u1", entry.codes)
-        self._pieces = None if entry.packing is None else Pieces(entry, data)
+        self._pieces = None if entry.packing is None else Pieces(entry, data, last)
         if self._pieces is None:
             values = mapped(data, entry.dtype, entry.values)
             self._mapped = values if entry.shape is None else values.reshape(rows, *entry.shape)
@@ -158,7 +170,7 @@ class Pieces:
              place, length    place, length   place, length         a table with a row a piece
     """
 
-    def __init__(self, entry: ColumnEntry, data: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, entry: ColumnEntry, data: npt.NDArray[np.uint8], last: Last) -> None:
         assert entry.packing is not None
         self._dtype = np.dtype(entry.dtype)
         self.piece = entry.packing.piece
@@ -170,9 +182,9 @@ class Pieces:
         # A piece is worth keeping only if several rows share it.
         shared = entry.shape is None or self.piece > math.prod(entry.shape)
         self._keeps = shared and self._bytes <= LARGEST_PIECE
-        # The last piece: rows of a batch are read in the file's order. Replaced as a whole, so
-        # threads that do this at once only lose it.
-        self._kept: tuple[int, npt.NDArray[Any]] | None = None
+        self._name, self._own = entry.name, object()
+        # An entry is replaced as a whole, so threads that do this at once only lose it.
+        self._last = last
 
     def stretch(self, first: int, last: int) -> npt.NDArray[np.uint8]:
         """Return the bytes of the file from the first to the last piece with these values."""
@@ -202,9 +214,9 @@ class Pieces:
         return values
 
     def _decoded(self, number: int) -> npt.NDArray[Any]:
-        kept = self._kept
-        if kept is not None and kept[0] == number:
-            return kept[1]
+        last = self._last.get(self._name)
+        if last is not None and last[:2] == (self._own, number):
+            return last[2]
         place, length = self._table[number].tolist()
         if not 0 < length <= self._bytes or place + length > len(self._data):
             raise CacheError(
@@ -221,5 +233,5 @@ class Pieces:
                 f"piece {number} of it does not decode to {self._bytes} bytes: {error}"
             ) from error
         if self._keeps:
-            self._kept = number, values
+            self._last[self._name] = self._own, number, values
         return values

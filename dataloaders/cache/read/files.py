@@ -21,7 +21,7 @@ from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.format.entries import ColumnEntry, Shard
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.printable import shown
-from dataloaders.cache.read.columns import ColumnReader
+from dataloaders.cache.read.columns import ColumnReader, Last
 from dataloaders.cache.read.shards import check_shards, folder_of, open_shard
 from dataloaders.errors import CacheError
 from dataloaders.machine.page_cache import (
@@ -42,7 +42,9 @@ class MappedFile:
     A file that joins parts has no columns itself.
     """
 
-    def __init__(self, path: Path, descriptor: int, largest: int | None, shard: str = "") -> None:
+    def __init__(
+        self, path: Path, descriptor: int, largest: int | None, last: Last, shard: str = ""
+    ) -> None:
         try:
             self.index = Index.parse(descriptor, str(path))
             self._path, self._status = str(path), os.fstat(descriptor)
@@ -53,7 +55,7 @@ class MappedFile:
             os.close(descriptor)
         entries = [limited(entry, largest) for entry in self.index.columns]
         self.columns = [
-            ColumnReader(entry, self.index.rows, self.data, shard)
+            ColumnReader(entry, self.index.rows, self.data, last, shard)
             for entry in (() if self.index.shards else entries)
         ]
 
@@ -86,6 +88,7 @@ class Files:
         self._bounds = np.cumsum([0, *(each.rows for each in index.shards or [index])])
         self._opened = {} if index.shards else {0: own}
         self._disk, self._is_on_disk = DiskWatch(), False
+        self._last: Last = {}
 
     def located(self, rows: Sequence[int]) -> list[Located]:
         """Return where these rows are, to be read next, in the order of the files.
@@ -136,7 +139,7 @@ class Files:
     def _mapped(self, shard: Shard) -> MappedFile:
         folder = folder_of(self._path)
         descriptor = open_shard(folder, shard, self._path)
-        file = MappedFile(folder / shard.name, descriptor, self._largest, shard.name)
+        file = MappedFile(folder / shard.name, descriptor, self._largest, self._last, shard.name)
         self._check(file.index, shard)
         expect_exactly(file.data, self._is_on_disk)
         return file

@@ -87,7 +87,7 @@ class CachedDataset(Dataset[Any]):
         self.refuse_changed(expect or {})
 
     def _open(self) -> None:
-        self.file = MappedFile(self.path, open_file(str(self.path)), self.largest)
+        self.file = MappedFile(self.path, open_file(str(self.path)), self.largest, {})
         self.index = self.file.index
         self.columns, self.identity = self.index.columns, self.index.identity
         self._files = Files(self.path, self.file, self.largest)
