@@ -267,8 +267,9 @@ def test_another_tail_runs_sample_by_sample(caches):
     why = r"made one by one.*turned_somehow at .*\[1\] is not supported .*: it is code of your own"
     assert re.search(why, plan)
     assert_batches_are_stocks(dataset, **options, at_once=False, collate_fn=list)
-    plan = str(DataLoader(dataset, 2, backend=Prefetch(options["backend"])).explain())
-    assert "the dataset's own code runs on the loop's thread" in plan
+    ahead = DataLoader(dataset, 4, backend=Prefetch(options["backend"]), seed=3)
+    assert "the dataset's own code runs on the loop's thread" in str(ahead.explain())
+    assert_same(list(ahead), list(DataLoader(dataset, 4, seed=3)))
 
 
 TENSOR, NORMAL = v2.ToImage(), v2.Normalize([0.5], [0.5])
