@@ -210,6 +210,21 @@ def test_an_image_that_is_twice_in_a_sample_is_twice_in_the_batch():
     assert got[0][1].any()
 
 
+def test_tensors_beside_images_are_those_of_collate_fn():
+    """Also of a dtype that copy.copy() refuses, and with what their gradients are computed from."""
+    weight, made = torch.ones(1, requires_grad=True), []
+
+    def beside(samples):
+        made[:] = torch.ones(2, dtype=torch.uint16), weight * 2
+        return [default_collate(samples), *made]
+
+    _, on_dali = pair(folder(V1), collate_fn=beside)
+    assert "pil.resize" in str(on_dali.explain())
+    for _, whole, product in on_dali:
+        assert whole is made[0]
+        assert product is made[1]
+
+
 # Changes between epochs
 
 

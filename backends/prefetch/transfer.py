@@ -227,7 +227,7 @@ class StreamTransfer(Transfer):
             left = callable(getattr(child, "to", None)) and _hides_tensors(child)
         if left:
             return to_device(child, self._device.device)
-        return child if isinstance(child, torch.Tensor) else map_children(child, self._moved)
+        return map_children(child, self._moved)
 
     def _no_room(self, batch: Batch, error: BaseException) -> str:
         size = nbytes(batch) / 1e6

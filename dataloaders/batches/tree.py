@@ -189,9 +189,10 @@ _ATOMS = frozenset((str, bytes, int, float, bool, complex, type(None)))
 def map_children(batch: Batch, function: Callable[[Any], Any]) -> Batch:
     """Return ``batch`` in a new container, with ``function`` applied to each direct child.
 
-    A list or tuple of nothing but strings and numbers is copied without calling ``function``.
+    A list or tuple of nothing but strings and numbers is copied without calling ``function``. A
+    tensor has no children.
     """
-    if isinstance(batch, _FLAT):
+    if isinstance(batch, (torch.Tensor, *_FLAT)):
         return batch
     if isinstance(batch, Mapping):
         return _map_mapping(batch, function)

@@ -105,7 +105,7 @@ class DeviceTail(Remainder):
             if isinstance(value, Trailing):
                 images += 1
                 return self._finished(value)
-            return value if isinstance(value, torch.Tensor) else map_children(value, made)
+            return map_children(value, made)
 
         finished = made(move(batch))
         if not images and (self._dtype or self._memory_format is not torch.preserve_format):
@@ -139,7 +139,7 @@ def _left(batch: Batch) -> list[tuple[list[str], int]]:
             if names:
                 larger = value.steps[-1].dtype.itemsize - 1
                 found.append((list(names), larger * value.pixels.numel()))
-        elif not isinstance(value, torch.Tensor):
+        else:
             map_children(value, look)
 
     look(batch)

@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from dataloaders.batches.tree import map_children
 from dataloaders.cache.sample.cut import Cut, cut_at, sample_of
 from dataloaders.cache.sample.decode import EncodedFile
@@ -112,8 +110,6 @@ class _Files:
         kept: dict[int, tuple[Any, Any]] = {}  # by id: an image, which lives as long, and its place
 
         def row_of(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return value
             if not is_image(value):
                 return map_children(value, row_of)
             if id(value) not in kept:
