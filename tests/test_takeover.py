@@ -72,6 +72,18 @@ WORKER = "num_workers=1, multiprocessing_context='fork'"
 BY_HAND = HEAD.replace("optimizer = ", "# In place of optimizer = ") + "loader = rows(9)\n"
 MADE = "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)"
 ENGINE = HEAD.replace(MADE, "") + f"for _ in rows(9): pass\n{MADE}\nwhile True: train(rows(8))"
+PASSES = """
+class Slow(Dataset):
+    def __len__(self): return 10_000
+    def __getitem__(self, index): time.sleep(0.001); return index
+held_out, other = DataLoader(torch.utils.data.Subset(Slow(), range(3))), iter(DataLoader(Slow()))
+for index, batch in enumerate(rows(1000)):
+    next(other)
+    if index % 4 == 0:
+        for _ in held_out: pass  # with gradients on, as HF's Trainer and ignite iterate
+    optimizer.step()
+    time.sleep(0.002)
+"""
 SCRIPTS = {
     # What the script does, and what is printed.
     "past its epoch": ("train(rows(4), 1, 7)", "[[0], [0], [1], [2], [3], [0], [1]]"),
@@ -92,6 +104,7 @@ SCRIPTS = {
     "nor in a worker": (INSIDE.format(WORKER), "loader 1: DataLoader of Inside"),
     "whatever it catches": ("try: train(rows(8))\nexcept Exception: print('caught')", "loader 1"),
     "and ends with": ("try: train(rows(8))\nexcept BaseException: sys.exit(1)", "loader 1"),
+    "a pass over another one in a step is no input": (PASSES, "a batch for loader 1 ("),
     # Two passes over the data may compute its mean and deviation.
     "the third epoch without a torch optimizer": (
         f"{BY_HAND}while True: train(loader, 10**6, 9)",
@@ -118,6 +131,7 @@ def test_the_first_loop_that_trains_is_measured_and_stopped(script, says, comman
     assert says in done.out
     assert "the script was ended after" in done.out
     assert "caught" not in done.out
+    assert "a batch for loader 3 (" not in done.out
     assert (DataLoader.__iter__, dataloaders.DataLoader.__iter__) == before
 
 
@@ -156,27 +170,6 @@ def test_a_program_that_trains_in_epochs_that_are_too_short_is_ended(command):
     about = "DataLoader of TensorDataset, 2 batches of 1, num_workers=0"
     assert f"trained with loader 1 ({about}): measure that with --loader 1" in done.err
     assert done.err.count(f"{about}: an epoch has fewer than 4 batches") == 1
-
-
-PASSES = """
-class Slow(Dataset):
-    def __len__(self): return 10_000
-    def __getitem__(self, index): time.sleep(0.001); return index
-held_out, other = DataLoader(torch.utils.data.Subset(Slow(), range(3))), iter(DataLoader(Slow()))
-for index, batch in enumerate(rows(1000)):
-    next(other)
-    if index % 4 == 0:
-        for _ in held_out: pass  # with gradients on, as HF's Trainer and ignite iterate
-    optimizer.step()
-    time.sleep(0.002)
-"""
-
-
-def test_a_pass_over_another_loader_within_a_step_is_no_input(command):
-    Path("train.py").write_text(HEAD + PASSES)
-    done = command("check", "--budget", 0.5, "--no-predict", "train.py")
-    assert "a batch for loader 1 (" in done.out
-    assert "a batch for loader 3 (" not in done.out
 
 
 STATEFUL = """
