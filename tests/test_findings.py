@@ -502,18 +502,6 @@ GPU_SETTINGS = {
 }
 
 
-class Convolved(nn.Module):
-    """More than 1 GFLOP in convolutions, and in a product."""
-
-    def __init__(self):
-        super().__init__()
-        self.convolutions = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3))
-        self.product = nn.Linear(60 * 60, 1000)
-
-    def forward(self, images):
-        return self.product(self.convolutions(images).flatten(2))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", GPU_SETTINGS)
 def test_each_setting_of_a_gpu_is_found_and_not_in_a_clean_step(name, set_to):
@@ -522,7 +510,9 @@ def test_each_setting_of_a_gpu_is_found_and_not_in_a_clean_step(name, set_to):
         layout=torch.channels_last,
     ):  # fmt: skip
         set_to(benchmark, convolutions, products, torch.get_num_threads())
-        step = trained(Convolved().cuda().to(memory_format=layout))
+        # More than 1 GFLOP in convolutions, and in a product
+        layers = nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Flatten(2), nn.Linear(60 * 60, 1000)
+        step = trained(nn.Sequential(*layers).cuda().to(memory_format=layout))
         images = torch.ones(8, 3, 64, 64, device="cuda").to(memory_format=layout)
 
         def run(_):
