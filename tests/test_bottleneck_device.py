@@ -223,13 +223,12 @@ def test_real_blocks_of_varied_shapes_hold_no_batch_and_copy_none_inside_the_clo
     time, record = VirtualTime(), resident.Pool.record
     done, delivered, held = [], [], []
 
-    class Varied:
-        def __iter__(self):
-            for number in itertools.count():
-                batch = torch.zeros(1 + number % 7)
-                delivered.append(weakref.ref(batch))
-                yield batch
-                del batch
+    def varied():
+        for number in itertools.count():
+            batch = torch.zeros(1 + number % 7)
+            delivered.append(weakref.ref(batch))
+            yield batch
+            del batch
 
     def recorded(pool, batch):
         done.append("copy ")
@@ -241,7 +240,7 @@ def test_real_blocks_of_varied_shapes_hold_no_batch_and_copy_none_inside_the_clo
         held.append(sum(one() is not None for one in delivered[-50:]))
 
     monkeypatch.setattr(resident.Pool, "record", recorded)
-    check_bottleneck(Varied(), step, budget_s=4, clock=noting(HostOn(time), done))
+    check_bottleneck(varied(), step, budget_s=4, clock=noting(HostOn(time), done))
     assert re.search("copy mark (mark )+wait", "".join(done))
     assert not re.search("mark copy", "".join(done))
     assert max(held) <= 2
