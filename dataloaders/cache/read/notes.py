@@ -12,7 +12,9 @@ note.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import json
 import os
 import pickle
@@ -33,6 +35,7 @@ from dataloaders.observing.opened import Files, add, unchanged
 _LARGEST = 1 << 28  # bytes of a pickle: to hash more takes longer than to read some samples
 _OBJECTS = 100  # of the dataset, whose attributes may name files
 # Of these packages only the module with the version counts; this package makes no samples.
+_CachedFunction = type(functools.lru_cache(id))
 _INSTALLED = re.compile("/(site|dist)-packages/")
 _VERSIONED = {*sys.stdlib_module_names, "torch", "torchvision", "PIL", "numpy", "dataloaders"}
 
@@ -82,7 +85,7 @@ class _State(pickle.Pickler):
         super().__init__(self, protocol=5, buffer_callback=lambda each: self.write(each.raw()))
         self.hash = hashlib.sha256()
         self.held: Files = {}
-        self.code: list[type | FunctionType] = []  # that it has by name
+        self.code: list[Any] = []  # that it has by name
         self._bytes = self._objects = 0
 
     def write(self, data: Any) -> None:
@@ -96,7 +99,7 @@ class _State(pickle.Pickler):
             raise pickle.PicklingError("too large, and copied if it is not contiguous")
         if isinstance(value, torch.Tensor):  # else with the address of its memory
             return np.asarray, (value.detach().cpu().numpy(),)
-        if isinstance(value, (type, FunctionType)):
+        if isinstance(value, (type, FunctionType, _CachedFunction)):
             if value.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
                 raise pickle.PicklingError("code of a notebook: no file changes with it")
             file = _own_file(value.__module__)
@@ -111,7 +114,7 @@ class _State(pickle.Pickler):
         return NotImplemented
 
 
-def _read_by(code: type | FunctionType) -> list[Any]:
+def _read_by(code: Any) -> list[Any]:
     """Return what a class or a function reads besides its arguments, such as a script's options.
 
     These are attributes of the class, globals, also of modules among them, and variables of the
@@ -123,7 +126,7 @@ def _read_by(code: type | FunctionType) -> list[Any]:
         kinds = [kind for kind in code.__mro__ if _own_file(kind.__module__)]
         members = [member for kind in kinds for member in vars(kind).items()]
     for name, member in members:
-        function = getattr(member, "__func__", getattr(member, "fget", member))
+        function = inspect.unwrap(getattr(member, "__func__", getattr(member, "fget", member)))
         if not isinstance(function, FunctionType):
             if not (name.startswith(("__", "_abc_")) or hasattr(member, "__get__")):
                 found.append((name, member))
