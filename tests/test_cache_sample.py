@@ -16,7 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 from torchvision import tv_tensors
 
 from dataloaders.cache.sample.leaf import DTYPES, fits, value_of
-from dataloaders.cache.sample.sample import column_names, join, leaf_paths, split
+from dataloaders.cache.sample.sample import column_names, join, leaf_paths, namedtuples_in, split
 from dataloaders.errors import CacheError
 from helpers.cached import KEYS, SAMPLES, Point, palettes, refused
 from helpers.compare import bits
@@ -106,6 +106,8 @@ def test_a_namedtuple_can_be_pickled():
     back = there_and_back(Point(1, "a"))
     assert type(back).__name__ == "Point"
     assert type(there_and_back(Point(2, "b"))) is type(back)
+    assert namedtuples_in(split([(), Point(1, 2)])[0]) == {("Point", ("x", "y"))}
+    assert namedtuples_in(None) == set()
     for again in (pickle.loads(pickle.dumps(back)), copy.deepcopy(back)):
         assert (type(again), again) == (type(back), Point(1, "a"))
 
