@@ -26,7 +26,7 @@ from dataloaders.recording.posing import posed
 from dataloaders.recording.program import Again, is_image, mapped, pack
 from dataloaders.recording.ring import FileRing, segment
 from dataloaders.recording.tail import Trailing, trailing
-from dataloaders.seeding.states import random_states_kept, restore, states_now
+from dataloaders.seeding.states import restore, states_now
 
 _log = logging.getLogger(__name__)
 
@@ -62,12 +62,13 @@ def recorded(
 def ask_again(again: Again, collate_fn: Callable[[Any], Any], batched: bool, dataset: Any) -> Any:
     """Return a batch as a loader of ``dataset`` makes it without recording, with equal draws.
 
+    The generators are left as the dataset leaves them.
+
     Raises:
         Exception: the dataset's own.
     """
-    with random_states_kept(cuda=False):
-        restore(again.states)
-        (made,) = fetched(_DatasetKind.Map, dataset, batched, collate_fn, again.keys)
+    restore(again.states)
+    (made,) = fetched(_DatasetKind.Map, dataset, batched, collate_fn, again.keys)
     return made
 
 
