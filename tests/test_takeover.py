@@ -114,6 +114,11 @@ SCRIPTS = {
         f"{BY_HAND}while True: train(rows(9), 10**6, 9)",
         2 * f"{[[index] for index in range(9)]}\n",
     ),
+    "one left early, its iterator kept meanwhile": (
+        "loader = rows(90)\nwhile True:\n    batches = iter(loader)\n"
+        "    for _ in range(6): next(batches); optimizer.step()",
+        "leaves each epoch after 6 batches",
+    ),
     "batches that it keeps": (
         "from itertools import cycle\ntrain(cycle(rows(8)))", "itertools.cycle keeps the batches",
     ),

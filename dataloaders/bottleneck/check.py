@@ -86,6 +86,7 @@ class Check:
         only_epoch: whether the first epoch may be the only one, as in a script: if it is short and
             its waits support a verdict, no further epoch is begun, except to predict gains beside a
             step of several threads.
+        before: returns how many batches the loop that now iterates the check got elsewhere first.
         agree: for several ranks: every rank calls it with its own numbers, at the same points of
             the loop, and gets those of rank 0. None: this process decides alone.
 
@@ -107,6 +108,7 @@ class Check:
         try_candidates: bool | Callable[[Sequence[Candidate]], Sequence[Candidate]] = False,
         cache: str | None = None,
         only_epoch: bool = False,
+        before: Callable[[], int] = lambda: 0,
         agree: Agree | None = None,
     ) -> None:
         if not budget_s > 0:
@@ -114,6 +116,7 @@ class Check:
         self.finished = False
         self._loader = loader
         self._progress = progress
+        self._before = before
         host = host_time_of(clock)
         self._now = host.now
         self._feed = Feed(loader, iterate, host)
@@ -147,7 +150,7 @@ class Check:
         self._launched: Interval | None = None  # seconds of a step that was launched at once
         self._running: Generator[Batch, None, None] | None = None
         self._given_at = 0.0  # when the loop got its last batch
-        self._left_after: list[int] = []  # batches, of each time that the loop was left
+        self._left_after = 0  # batches, when the loop was last left
         self._began_at: float | None = None  # when the budget began, and when measuring ended
         self._ended_at: float | None = None
 
@@ -163,17 +166,16 @@ class Check:
 
     def _batches(self, running: Iterator[Batch]) -> Iterator[Batch]:
         # One generator a loop: a loop that breaks closes its own, and not the running check.
-        given = 0
+        given = self._before()
         try:
             for batch in running:
                 self._given_at = self._now()
                 given += 1
                 yield batch
         finally:
-            self._left_after.append(given)
-            # It had the first batches before it was taken over, so its first epoch does not count.
-            if len(self._left_after) > 2 and self._left_after[-2] == given > 1:
+            if given == self._left_after > 1:  # once may be a look at some batches
                 self._feed.end_after(given)
+            self._left_after = given
 
     def report(self) -> Report:
         """Return what is known so far; the verdict is "inconclusive" until that is enough."""

@@ -215,6 +215,7 @@ class _Measuring:
             try_candidates=trying,
             cache=cache,
             only_epoch=True,
+            before=lambda: self.takeover.before,
             agree=None if self.ranks is None else self.ranks.agree,
         )
         self.checks.append(check)

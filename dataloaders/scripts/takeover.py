@@ -104,6 +104,7 @@ class Takeover:
         self.taken: Seen | None = None  # the one handed to measure
         self.steps = 0  # batches of the measurement that the loop was given
         self.beyond = 0  # the most batches past the end of an epoch
+        self.before = 0  # batches that the measured loop got before it was handed over
         self.cycled = False  # whether the loop is itertools.cycle(loader)
         self.left_for: str | None = None  # what the program did when it was ended for that
         self.last: Seen | None = None  # the loader that gave the program its last batch
@@ -265,6 +266,7 @@ class Takeover:
             StopScript: enough is measured. It is raised in the main thread, too.
         """
         if self._measured_loop() is not loop:
+            self.before = loop.given
             self._measured = weakref.ref(loop)
             self._running = iter(self._stream)
         self.thread = threading.current_thread()
