@@ -16,6 +16,7 @@ import weakref
 from multiprocessing.util import Finalize
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -155,6 +156,20 @@ def test_an_error_is_raised_in_place_of_its_batch_and_later_batches_follow():
         *("[0, 0]", "[1, 1]", "LookupError: number 2"),
         *("[3, 3]", "[4, 4]", "[5, 5]", "StopIteration"),
     ]
+
+
+@pytest.mark.parametrize("of", [list, np.array, torch.tensor])
+def test_a_batch_sampler_may_use_its_list_again(of):
+    class Again:
+        def __iter__(self):
+            rows = of([0, 0])
+            for row in range(6):
+                rows[0], rows[1] = row, row + 1
+                yield rows
+
+    options = {"dataset": TensorDataset(torch.arange(8)), "batch_sampler": Again()}
+    on_torch, ahead = TorchLoader(**options), DataLoader(**options, backend=Prefetch(ahead=3))
+    assert_same(list(ahead), list(on_torch))
 
 
 @pytest.mark.usefixtures("workers_end_fast")

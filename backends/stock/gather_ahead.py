@@ -43,7 +43,7 @@ class GatherEpoch(Ahead):
         """Draw the indices of ``batches`` more batches; queue a sampler's error in their place."""
         for _ in range(batches):
             try:
-                self._drawn.put((next(self._sampler), None))
+                self._drawn.put((_kept(next(self._sampler)), None))
             except StopIteration:  # a new one, since a traceback holds frames
                 self._drawn.put((None, StopIteration()))
             except Exception as error:  # raised where the index is taken
@@ -53,3 +53,9 @@ class GatherEpoch(Ahead):
         """Make a waiting and every later ``next()`` raise `Cancelled`."""
         self._cancelled = True
         self._drawn.put((None, None))
+
+
+def _kept(index: Any) -> Any:
+    """Return ``index``, a copy of a list, array or tensor that the sampler may write into later."""
+    copy = getattr(index, "clone", None) or getattr(index, "copy", None)
+    return index if copy is None else copy()
