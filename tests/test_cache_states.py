@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -125,7 +124,11 @@ moments = st.one_of(
 
 
 class Caches(RuleBasedStateMachine):
-    """One path, at which caches are built, interrupted, killed, damaged, repaired and read."""
+    """One path, at which caches are built, interrupted, killed, damaged, repaired and read.
+
+    Where a rule cannot be followed it does nothing: its preconditions would depend on when a signal
+    strikes, which hypothesis does not choose.
+    """
 
     @initialize(
         kind=st.sampled_from(sorted(KINDS)),
@@ -183,13 +186,14 @@ class Caches(RuleBasedStateMachine):
             self.hurt |= self.changed()
             self.whole = {}
 
-    @precondition(lambda self: not self.whole and len(self.versions) == 1)
     @rule(
         moment=moments, workers=st.sampled_from([0, 0, 2]), ranks=numbers_of_ranks,
         rank=st.integers(0, 2),
     )  # fmt: skip
     def stop(self, moment, workers, ranks, rank):
         """Begin to build, and be stopped by a signal to the builder and its workers."""
+        if self.whole or len(self.versions) > 1:
+            return
         shard = {} if ranks == 1 else {"shard": (rank % ranks, ranks), "wait": False}
         pid = self.start(moment, num_workers=workers, **shard)
         status = ended(pid)
@@ -202,7 +206,6 @@ class Caches(RuleBasedStateMachine):
         if status == 0 and ranks == 1:
             self.finished()
 
-    @precondition(lambda self: self.files())
     @rule(
         which=st.integers(0, 20),
         place=st.floats(0, 1, exclude_max=True),
@@ -210,7 +213,8 @@ class Caches(RuleBasedStateMachine):
     )
     def damage(self, which, place, how):
         """Flip a bit of a file, cut it short, have zeros first, delete it, or write another."""
-        files = self.files()
+        if not (files := self.files()):
+            return
         file = files[which % len(files)]
         size = file.stat().st_size
         if not self.whole:
@@ -231,10 +235,11 @@ class Caches(RuleBasedStateMachine):
 
     # What is looked at
 
-    @precondition(lambda self: self.path.exists())
     @rule()
     def read(self):
         """Read all samples: those of the dataset, or an error if the file is not whole."""
+        if not self.path.exists():
+            return
         is_damaged = self.hurt or self.changed()
         try:
             cached = CachedDataset(self.path)
@@ -247,10 +252,11 @@ class Caches(RuleBasedStateMachine):
             assert any(same(samples, self.stored(version)) for version in self.versions)
             assert [number for number, _ in cached.failed] == self.failing
 
-    @precondition(lambda self: self.whole)
     @rule()
     def verify(self):
         """Find damage if there is some."""
+        if not self.whole:
+            return
         try:
             damages = verify(self.path)
         except CacheError:
@@ -379,7 +385,7 @@ def ended(pid):
 
 @pytest.mark.parametrize(
     ("examples", "steps"),
-    [(4, 12), pytest.param(60, 30, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])],
+    [(8, 15), pytest.param(60, 40, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])],
 )
 def test_a_cache_is_whole_or_says_what_it_lacks(examples, steps):
     chosen = settings(max_examples=examples, stateful_step_count=steps)
