@@ -187,7 +187,7 @@ def test_transforms_and_functions_have_their_shares():
 )
 def test_files_are_evicted_and_read_again_and_slow_ones_named(tmp_path, kind, workers, count, slow):
     loader = kind(Files(tmp_path, count, slow), 2, num_workers=workers)
-    report = check_bottleneck(loader, lambda batch: wait(0.002), budget_s=3 + workers // 2)
+    report = check_bottleneck(loader, lambda batch: wait(0.002), budget_s=4 + workers // 2)
     seconds, waits = report.seconds_per_batch, report.waits
     lost = seconds["cold"].estimate - seconds["real"].estimate
     assert report.stalls["fetch"].estimate == pytest.approx(lost)
