@@ -385,7 +385,7 @@ def ended(pid):
 
 @pytest.mark.parametrize(
     ("examples", "steps"),
-    [(8, 15), pytest.param(60, 40, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])],
+    [(4, 15), pytest.param(60, 40, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])],
 )
 def test_a_cache_is_whole_or_says_what_it_lacks(examples, steps):
     chosen = settings(max_examples=examples, stateful_step_count=steps)
