@@ -265,9 +265,9 @@ def _queues(stages: Stages, more: tuple[int, Interval] | None) -> Iterator[Candi
             text = f"shared memory has room for {stages.room} batches; a larger /dev/shm is missing"
         elif stages.starting and _more_workers(replace(stages, starting=0.0)) is not None:
             text = (
-                "starting them for each epoch takes as long as they save; make epochs longer, or "
+                "starting them for each epoch takes as long as they save; make epochs longer, "
+                "or keep the loader and give persistent_workers=True as well"
             )
-            text += "keep the loader and give persistent_workers=True as well"
         yield Candidate("workers", reason=text)
     fewer = {n: stages.estimate(n) for n in range(1, own) if stages.contention}
     fewest = min(fewer, key=lambda n: fewer[n], default=own)

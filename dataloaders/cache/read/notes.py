@@ -34,9 +34,9 @@ from dataloaders.observing.opened import Files, add, unchanged
 
 _LARGEST = 1 << 28  # bytes of a pickle: to hash more takes longer than to read some samples
 _OBJECTS = 100  # of the dataset, whose attributes may name files
-# Of these packages only the module with the version counts; this package makes no samples.
 _CachedFunction = type(functools.lru_cache(id))
 _INSTALLED = re.compile("/(site|dist)-packages/")
+# Of these packages only the module with the version counts; this package makes no samples.
 _VERSIONED = {*sys.stdlib_module_names, "torch", "torchvision", "PIL", "numpy", "dataloaders"}
 
 
