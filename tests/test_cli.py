@@ -361,7 +361,7 @@ def test_backends_are_listed_with_what_they_lack(command, tmp_path, monkeypatch)
 
 
 def test_help(command):
-    for words in ([], ["check"], ["tune"], ["probe"], ["run"], ["backends"], ["demo"]):
+    for words in ([], ["check"], ["tune"], ["run"], ["backends"], ["demo"]):
         done = command(*words, "--help")
         if words not in (["backends"], ["demo"]):
             assert "\nexample" in done.out
@@ -381,7 +381,6 @@ def test_help(command):
         ("check --budget 0 x.py", "must be a positive number of seconds"),
         ("check --budget x x.py", "x: must be a positive number of seconds"),
         ("check --loader 0 x.py", "0: must be a whole number, 1 or more"),
-        ("probe --most x x.py", "x: must be a whole number, 1 or more"),
         ("check --json . x.py", "is a folder; give the path of a file to write"),
         ("check /dev/null", "'/dev/null' cannot be read; give the path of a Python file"),
         ("check --json /no/such/folder/r.json x.py", "does not exist; make it first"),
@@ -409,11 +408,10 @@ def test_each_wrong_command_line_has_its_own_message(words, says, command):
     assert "trains its model" not in done.err
 
 
-def test_tune_and_probe_refuse_several_ranks(command, monkeypatch):
+def test_tune_refuses_several_ranks(command, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for words in (["tune"], ["probe"]):
-        done = command(*words, __file__, status=2)
-        assert "measures one process, and WORLD_SIZE says that there are several" in done.err
+    done = command("tune", __file__, status=2)
+    assert "tune measures one process, and WORLD_SIZE says that there are several" in done.err
 
 
 @pytest.mark.nightly  # it imports all of the command, for seconds

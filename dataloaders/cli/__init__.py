@@ -2,7 +2,6 @@
 
 dataloaders check    train.py -- ARGS   is the input pipeline what holds this script back?
 dataloaders tune     train.py -- ARGS   which num_workers, prefetch_factor and pin_memory?
-dataloaders probe    train.py -- ARGS   which batch sizes fit, and how fast is each?
 dataloaders run      train.py -- ARGS   the script on another backend
 dataloaders cache    ACTION             a dataset computed once, in one file
 dataloaders backends                    what can run here, and why not
@@ -91,16 +90,6 @@ is built if it is missing.
 examples:
   dataloaders tune train.py -- --epochs 3
   dataloaders tune --backends --cache train.h5 train.py
-"""
-
-_PROBE = """\
-Runs an unmodified training script on batches of other sizes, made by repeating the samples of one
-of its first batches: the one with the longest samples. Sizes double until memory ends; then the gap
-is halved. Prints samples a second and memory at each size, and the largest that fits. After each
-size that does not fit the script is started again, since it may be killed for it.
-
-example:
-  dataloaders probe --most 1024 train.py -- --epochs 3
 """
 
 _RUN = """\
@@ -231,11 +220,6 @@ def _parser() -> argparse.ArgumentParser:
     unused = dict.fromkeys(("html", "against", "markdown", "trace"))
     tune.set_defaults(**unused, fail_if=(), predict=True, try_candidates=True, remember=True)
     check.set_defaults(cache=None, remember=False)
-    probe = add("probe", "which batch sizes fit, and how fast is each?", _PROBE)
-    _add_measuring(probe, 1.0, "measure each batch size for S seconds")
-    most = "try no larger batch than N"
-    probe.add_argument("--most", type=_count, default=1 << 20, metavar="N", help=most)
-    probe.add_argument("--state", help=argparse.SUPPRESS)  # for the processes that it starts
     run = add("run", "run a script on another backend", _RUN)
     run.add_argument("--backend", required=True, metavar="NAME", help="see dataloaders backends")
     plans = "print each loader's plan when first iterated"
@@ -247,12 +231,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_measuring(
-    parser: argparse.ArgumentParser,
-    budget_s: float = 30.0,
-    budget: str = "measure for at most S seconds, fewer if the answer is clear earlier",
-) -> None:
-    _add_budget(parser, budget_s, budget)
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    about = "measure for at most S seconds, fewer if the answer is clear earlier"
+    _add_budget(parser, 30.0, about)
     loader = "take the N-th loader that the script iterates, whatever it is"
     parser.add_argument("--loader", type=_count, metavar="N", help=loader)
     parser.add_argument("--json", type=_path, metavar="F", help="write the result as JSON, too")

@@ -46,10 +46,10 @@ def refuse_unfit(target: Target, command: str) -> None:
             f"{target.name} starts the processes that train; put it first, so that {command} runs "
             f"in each of them: {launcher} ... -m dataloaders {command} train.py -- ARGS"
         )
-    if command in ("tune", "probe") and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+    if command == "tune" and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
         raise OptionError(
-            f"{command} measures one process, and WORLD_SIZE says that there are several: run it "
-            f"without a launcher, as dataloaders {command} {target.name}; "
+            "tune measures one process, and WORLD_SIZE says that there are several: run it "
+            f"without a launcher, as dataloaders tune {target.name}; "
             '"auto" plans with each rank\'s share of the machine'
         )
     target.refuse_missing()

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import json
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -118,28 +118,31 @@ def probe_batch_sizes(
     """
     if most < 1:
         raise OptionError(f"most={most!r}: must be a number of samples from 1 on")
-    of = batch_size or rows_of(batch)
+    of = batch_size or next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
     trials: list[Trial] = []
     with random_states_kept():
-        while (size := next_size(of, trials, most)) is not None:
-            steps = trial_steps(batch, of, size, trials, seconds=seconds_each, device=device)
+        while (size := _next_size(of, trials, most)) is not None:
+            need = 0.0 if _on_cuda() else _more_memory(size, trials)
+            if need > resources.available_memory():  # the kernel would kill this process
+                text = f"main memory has no room for {need / 2**20:.0f} MiB more"
+                trials.append(Trial(size, why_not=text))
+                continue
             try:
-                while True:
-                    step(next(steps))
-            except StopIteration as end:
-                trials.append(end.value)
+                made = _resized(batch, of, size)
+                made = made if device is None else to_device(made, torch.device(device))
+                trials.append(_timed(made, size, step, seconds_each))
             except (RuntimeError, MemoryError) as error:
-                if not ran_out(error):
+                if not _ran_out(error):
                     raise
                 text = str(error).partition("\n")[0][:_SHOWN_ERROR]
                 trials.append(Trial(size, why_not=text or "out of memory"))
-            del steps  # it holds the batch
+            made = None
             gc.collect()  # what the failed step's frames held
             torch.cuda.empty_cache()  # does nothing where CUDA is not in use
     return Probe(tuple(sorted(trials, key=lambda trial: trial.batch_size)))
 
 
-def next_size(start: int, trials: list[Trial], most: int = _MOST) -> int | None:
+def _next_size(start: int, trials: list[Trial], most: int) -> int | None:
     """Return the batch size to try after ``trials``; None if the largest that fits is known."""
     if not trials:
         return min(start, most)
@@ -152,42 +155,21 @@ def next_size(start: int, trials: list[Trial], most: int = _MOST) -> int | None:
     return (fits + fails) // 2 if fails - fits > max(1, fits // 16) else None
 
 
-def trial_steps(
-    batch: Batch,
-    of: int,
-    size: int,
-    before: list[Trial],
-    *,
-    seconds: float = 1.0,
-    device: torch.device | str | None = None,
-) -> Generator[Batch, None, Trial]:
-    """Yield batches of ``size`` samples to a loop whose body is the step; return the trial.
-
-    Yields no batch if main memory cannot hold the size, judged by the trials ``before``: the kernel
-    would kill the process.
-    """
-    if not _on_cuda() and (need := _more_memory(size, before)) > resources.available_memory():
-        return Trial(size, why_not=f"main memory has no room for {need / 2**20:.0f} MiB more")
-    made = resized(batch, of, size)
-    made = made if device is None else to_device(made, torch.device(device))
+def _timed(batch: Batch, size: int, step: Callable[[Batch], object], seconds: float) -> Trial:
+    """Run ``step`` for about so many seconds; return the trial."""
     _forget_peak()
     took: list[float] = []
     while len(took) < _FEWEST_STEPS + 2 or (sum(took[2:]) < seconds and len(took) < _MOST_STEPS):
         clock = clock_in_use()
         first = clock.mark()
-        yield made
+        step(batch)
         last = clock.mark()
         clock.wait()
         took.append(clock.seconds(first, last))
     return Trial(size, mean_of(took[2:]), _peak())
 
 
-def rows_of(batch: Batch) -> int:
-    """Return the number of samples: the first size of the first tensor that has one, else 0."""
-    return next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
-
-
-def resized(batch: Batch, of: int, size: int) -> Batch:
+def _resized(batch: Batch, of: int, size: int) -> Batch:
     """Return a batch of ``size`` samples: the ``of`` samples of ``batch``, repeated in place.
 
     Raises:
@@ -216,7 +198,7 @@ def resized(batch: Batch, of: int, size: int) -> Batch:
     return made
 
 
-def ran_out(error: BaseException | None) -> bool:
+def _ran_out(error: Exception) -> bool:
     """Return whether ``error`` says that memory ran out, on a device or the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
