@@ -82,6 +82,46 @@ def test_contents_are_compared_when_asked(path, tmp_path):
     assert len(precompute(Pictures(tmp_path), path, check="contents")) == 12
 
 
+class Labelled(Dataset):
+    """Labels as ``kind`` keeps them; ``seen`` changes as they are read."""
+
+    def __init__(self, kind, labels, folder="data"):
+        self.kept = {
+            "list": labels,
+            "array": np.array(labels),
+            "tensor": torch.tensor(labels, dtype=torch.bfloat16),
+            "paths": [Path(folder, f"{label}.jpg") for label in labels],
+            "table": [{"path": f"{folder}/a.jpg", "box": np.full(4, label)} for label in labels],
+        }[kind]
+        self.label = {"paths": lambda e: int(e.stem), "table": lambda e: e["box"][0]}.get(kind, int)
+        self.seen = [None] * len(labels)
+
+    def __len__(self):
+        return len(self.kept)
+
+    def __getitem__(self, index):
+        self.seen[index] = index
+        return int(self.label(self.kept[index]))
+
+
+@pytest.mark.parametrize("kind", ["list", "array", "tensor", "paths", "table"])
+def test_labels_that_change_are_noticed_though_their_samples_are_not_read(
+    tmp_path, cache_folder, kind
+):
+    before, path = [0] * 50, tmp_path / "a.h5"
+    after = [*before[:40], 1, *before[41:]]
+    for labels in (before, after, before):
+        batch = next(iter(DataLoader(Labelled(kind, labels), 50, backend="h5")))
+        assert batch.tolist() == labels
+    assert len(list((cache_folder / "h5").glob("*.h5"))) == 2
+    built(Labelled(kind, before), path, num_workers=0)
+    with pytest.warns(CacheWarning, match="the values of kept in Labelled changed since"):
+        assert precompute(Labelled(kind, after), path)[40] == 0
+    refused("values of kept: ", precompute, Labelled(kind, after), path, check="contents")
+    for check in (None, "contents"):  # a dataset may be moved
+        assert len(precompute(Labelled(kind, before, "/mnt/data"), path, check=check)) == 50
+
+
 def test_another_version_is_a_warning_and_an_error_if_expected(tmp_path, cache_folder, monkeypatch):
     path, dataset = tmp_path / "a.h5", Pictures(tmp_path)
     with newer_pillow(monkeypatch, tmp_path):

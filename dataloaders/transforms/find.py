@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from dataloaders.transforms.read import Member, is_chain, read
 
 _DEEPEST = 8
 _CONTAINERS = (list, tuple, dict)
+_ARRAYS = (np.ndarray, torch.Tensor)
 _MOST_NESTED = 2
 _LONGEST = 64
 """Containers longer or deeper than this are data, unless they hold datasets."""
@@ -66,6 +68,30 @@ def find_indices(dataset: Any) -> list[Any]:
     """Return the indices of each Subset in ``dataset``."""
     walked = _walk(dataset, "dataset")
     return [vars(value).get("indices") for _, value in walked if isinstance(value, Subset)]
+
+
+def find_values(dataset: Any) -> list[tuple[str, Any]]:
+    """Return (name, value) of each attribute that has as many entries as a dataset in ``dataset``.
+
+    These are lists, tuples, dicts, arrays, tensors and tables; not a Subset's indices.
+    """
+    walked = list(_walk(dataset, "dataset"))
+    indices = {id(each) for each in find_indices(dataset)}
+    data = [
+        (where.rpartition(".")[2], value)
+        for where, value in walked
+        if (type(value) in _CONTAINERS or isinstance(value, _ARRAYS) or hasattr(value, "to_numpy"))
+        and id(value) not in indices
+    ]
+    is_data = {id(value) for _, value in data}
+    lengths = {_length(value) for _, value in walked if id(value) not in is_data} - {None}
+    return [(name, value) for name, value in data if _length(value) in lengths]
+
+
+def _length(value: Any) -> int | None:
+    with suppress(Exception):  # of a user's class, or it has none
+        return len(value) if not isinstance(value, str) else None
+    return None
 
 
 def copied(dataset: Any, instead: Mapping[int, Any]) -> Any:

@@ -26,6 +26,7 @@ from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.build.reading import IN_THIS_PROCESS, Failure
 from dataloaders.cache.build.rows import PART_BYTES, PART_SECONDS, Maker
 from dataloaders.cache.build.study import Study, described, ways_to_cut
+from dataloaders.cache.build.values import digests_of_values
 from dataloaders.cache.format.attributes import attributes_of
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.compress import Compressed
@@ -287,6 +288,7 @@ class Source:
         if unread is not None:
             cut, calls = unread
             classes = attributes_of(self.dataset, held)
+            self._warn_of_values(cached)
         else:
             like = Images.like(says.get("images"))
             if not is_built or like.rows != self.images.rows:
@@ -301,6 +303,20 @@ class Source:
             warn_of_versions(says, path)
         cached.with_tails(cut.tails_of(calls))
         return cached
+
+    def _warn_of_values(self, cached: CachedDataset) -> None:
+        """Warn if the dataset's labels or the like are others than when the cache was built."""
+        now = digests_of_values(self.dataset)
+        names = [name for name in now if cached.index.fingerprint.get(name, now[name]) != now[name]]
+        if names:
+            warnings.warn(
+                f"{cached.path}: the {', '.join(names)} in {type(self.dataset).__name__} changed "
+                "since it was built, and its rows are those of then. If samples depend on this, "
+                f"build it again with {option('overwrite', True)}; to have an error instead, give "
+                f"{option('check', 'contents')}",
+                CacheWarning,
+                stacklevel=2,
+            )
 
     def _unread(self, cached: CachedDataset) -> tuple[Cut, Sequence[Call]] | None:
         """Compare the dataset with the cache; return its cut and calls, if no sample is needed."""

@@ -30,6 +30,7 @@ from dataloaders.cache.build.reading import (
     seed_for,
 )
 from dataloaders.cache.build.rows import RowBuffer
+from dataloaders.cache.build.values import digests_of_values
 from dataloaders.cache.format.attributes import attributes_of
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.writing import bytes_in_file
@@ -151,6 +152,7 @@ class Study:
         self.cuts, reason = ways_to_cut(dataset, images)
         self.found = Findings(reason=reason)
         self._dataset = dataset
+        self._values = digests_of_values(dataset)  # now: samples that are read may change them
         self._samples = samples
         self._skip = skip
 
@@ -163,14 +165,15 @@ class Study:
     def contents(self) -> dict[str, Any]:
         """What the rows depend on, by name, all of it JSON.
 
-        The class, length, head and images, and for some samples ``sample 17``, a digest of what
-        this one gives before it is encoded. Not the live tail: the same rows serve another
-        augmentation.
+        The class, length, head and images; digests of attributes with an entry a sample; and for
+        some samples ``sample 17``, a digest of what this one gives before it is encoded. Not the
+        live tail: the same rows serve another augmentation.
         """
         digests = sorted(self.found.digests.items())
         return {
             **described(self._dataset, self._samples, self.cut),
             "images": str(self.images),
+            **self._values,
             **{f"sample {index}": digest for index, digest in digests},
         }
 

@@ -15,6 +15,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], when: str) -> lis
     for name, value in json.loads(json.dumps(dict(now))).items():
         if name in before and before[name] == value:
             continue
+        if name not in before and name.startswith("values of "):
+            continue  # it is of an earlier version
         if name.startswith("sample "):  # a digest says nothing to a reader
             contents.append(name.removeprefix("sample "))
         elif name not in before:
