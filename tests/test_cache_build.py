@@ -370,7 +370,7 @@ def test_options_that_cannot_be(dataset, options, rule, path):
 
 
 def large(size):
-    return Made(lambda index: torch.zeros(2**20, dtype=torch.uint8), size)
+    return Made(lambda index: torch.zeros(2**19, dtype=torch.int16), size)
 
 
 def test_an_estimate_says_what_it_will_take(path):

@@ -93,7 +93,7 @@ def test_a_compressed_row_that_is_larger_than_the_index_says(path):
         refused(rule, lambda: CachedDataset(path)[3])
     changed(path, 0, most_values=1 << 26)
     assert said(path) == [("sample", 1 << 26, None)]
-    one_piece = {"packing.piece": 1_000_000, "packing.pieces.1": 2}
+    one_piece = {"packing.piece": 65_537, "packing.pieces.1": 32}
     whole = path.read_bytes()
     for values in (one_piece, {"most_values": (1 << 26) + 1}):  # of four bytes each
         path.write_bytes(whole)

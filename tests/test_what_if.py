@@ -670,3 +670,8 @@ def test_bursts_and_the_time_to_take_a_batch():
         [0.03], 0.01, workers=1, prefetch=2, slowed=lambda busy, stepping: (1.0 + stepping, 1.0)
     )
     assert beside == pytest.approx(0.035)
+    # Once its queue is full, a worker is busy for 5 ms of each batch, 2.5 of the step's 10.
+    full = seconds_per_batch(
+        [0.005], 0.01, workers=1, prefetch=100, slowed=lambda busy, stepping: (1.0, 1.0 + busy)
+    )
+    assert full == pytest.approx(0.0125)

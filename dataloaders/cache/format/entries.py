@@ -159,7 +159,7 @@ class ColumnEntry:
 
         ``size`` is how many values a variable column has; the rest is as in the entry.
         """
-        dimensions = max((of for _, of in variants), default=0)
+        dimensions = max(of for _, of in variants)
         fixed = shape is not None
         return cls(
             name,
