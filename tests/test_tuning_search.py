@@ -70,21 +70,25 @@ LINEAR = {count: 10.0 * (count or 1) for count in range(21)}
 UP_TO_6 = {count: min(rate, 60.0) for count, rate in LINEAR.items()}
 SEARCHES = {
     # What is searched, the rates by number of workers, which are tried, which is chosen.
-    "twice as many while that pays": ({}, LINEAR, [2, 4, 8, 16], 16),
+    "twice as many while that pays": ({"given": workers(4)}, LINEAR, [2, 4, 8, 16], 16),
     "no more than pays": ({}, UP_TO_6, [2, 4, *[8, 16] * 3], 8),
-    "no more than the need takes": ({"needed": 25.0}, LINEAR, [2, 4], 4),
-    "the smallest within 3 %": ({"most": 4}, {0: 50, 2: 195, 4: 200}, [2, *[4, 2] * 2, 4], 2),
+    "no more than the need takes": ({"needed": 100}, {0: 50, 2: 80, 4: 100}, [2, 4, 4, 4], 4),
+    "what just meets it": ({"needed": 100}, {0: 50, 2: 90, 4: 104}, [2, 4, 4, 4], 4),
+    "the smallest within 3 %": ({"most": 4}, {0: 50, 2: 194, 4: 200}, [2, *[4, 2] * 2, 4], 2),
     "one worker beside a step": (
         {"fewest": 1, "most": 4}, {0: 50, 1: 50, 2: 100, 4: 101}, [1, *[2, 4] * 3], 2,
     ),
     "one worker alone": ({"most": 1}, LINEAR, [], 0),
-    "workers in vain": ({"given": workers(8, 4)}, {0: 100, 8: 40, 2: 30, 4: 30}, [8, 2, 4], 0),
+    "no more than three in turns": (
+        {"given": workers(8, 4)}, {0: 100, 8: 95, 2: 96, 4: 97}, [8, 0, 0, *[2, 4] * 3], 0
+    ),
+    "exactly what pays": ({"most": 8}, {0: 50, 2: 100, 4: 103, 8: 200}, [2, 4, 2, 4, 2, 4, 8], 8),
     "the loader as it is does not fit": (
         {"given": workers(20, 2)}, UP_TO_6, [2, 4, *[8, 16] * 3], 8
     ),
     # Noise
     "near ones in turns": (
-        {"most": 4}, {0: 10, 2: 50, 4: [53, 51, 52]}, [2, 4, 4, 2, 4, 2], 4
+        {"most": 4, "given": workers(4, 8)}, {0: 10, 2: 50, 4: [53, 51, 52]}, [2, 4, 4] * 3, 4
     ),
     "a lucky trial does not decide": (
         {"most": 2}, {0: 100, 2: [109, 100, 101]}, [2, 2, 0, 2, 0], 0
@@ -127,7 +131,7 @@ def test_the_choice_suffices_for_any_rates(rates, most, fewest, needed):
 
 def test_settings_without_room_are_not_tried():
     rate = by_workers(LINEAR)
-    busy = Played(rate, busy=lambda one: 0.98 if one.num_workers == 4 else 0.9)
+    busy = Played(rate, busy=lambda one: 1 / 1.03 if one.num_workers == 4 else 0.9)
     assert busy.counts == [2, 4]  # all cores are: nothing larger can be faster
     full = Played(rate, most=8, shm_cap=lambda prefetch: 8 // prefetch)
     assert full.asked == [workers(2), workers(4), workers(8, 1)]
@@ -136,22 +140,25 @@ def test_settings_without_room_are_not_tried():
     given = Played(rate, fails_at=8, given=workers(8), fewest=1)
     assert (given.counts, given.choice) == ([8], ALONE)
     died = Played(rate, fails_at=4, pinning=True)
+    died.search.add(trial_of(ALONE, 900.0), comparable=False)
     assert (died.counts, died.choice) == ([2, 4], workers(2))
     died.search.add(replace(trial_of(workers(2), 900.0), failed="it died"))
     assert died.choice == ALONE
 
 
+@pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize(
     ("given", "pinned", "pageable", "chosen"),
     [(False, 80, 30, True), (False, 31, 30, False), (True, 30, 31, True), (True, 30, 40, False)],
 )
-def test_pinning_both_ways_in_turns(given, pinned, pageable, chosen):
+def test_pinning_both_ways_in_turns(most, given, pinned, pageable, chosen):
     present = Settings(0, None, given)
 
     def rate(settings):
         return 50.0 * settings.num_workers + (pinned if settings.pin_memory else pageable)
 
-    found = Played(rate, most=2, pinning=True, given=present, alone=present)
-    assert found.choice == Settings(2, 2, chosen)
+    found = Played(rate, most=most, fewest=most, pinning=True, given=present, alone=present)
+    assert found.choice == Settings(most, 2, chosen)
+    assert ("not pinned" in found.why) == given
     assert {one.pin_memory for one in found.asked[-2:]} == {False, True}
     assert Played(rate, most=0, pinning=True).asked == []  # without workers a copy more

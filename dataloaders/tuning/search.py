@@ -22,11 +22,6 @@ WORTH = 0.03
 """The smallest relative gain that is worth a larger setting."""
 
 DEFAULT_PREFETCH = 2
-# Batches come in the order of their indices, so workers wait for the slowest one. In a simulated
-# queue, 16 workers with 2 batches each reach 0.90 of their rate if the standard deviation of a
-# batch's time is 0.3 of its mean, and 0.80 if it is 0.5.
-LONG_PREFETCH = 4
-UNEVEN = 0.3
 
 _NOISE = 0.1  # trials of half a second that differ by less may be in the wrong order
 _MOST_TRIALS = 3  # of a setting whose rate decides; their median counts
@@ -86,7 +81,7 @@ class Search:
 
     def meets(self, settings: Settings) -> bool:
         """Return whether ``settings`` was tried and reaches the needed rate."""
-        return self.rates.get(settings, 0.0) >= self.needed
+        return self.rates.get(settings, -math.inf) >= self.needed
 
     def last_trial(self, settings: Settings) -> Trial | None:
         """Return the last trial of ``settings``; None if there was none."""
@@ -176,7 +171,6 @@ class Search:
 
     def _at(self, workers: int) -> Settings:
         """Return the setting for that many workers with the longest queues that fit."""
-        depths = (self.prefetch, DEFAULT_PREFETCH, 1)
-        caps = ((depth, self.shm_cap(depth)) for depth in depths)
+        caps = ((depth, self.shm_cap(depth)) for depth in (self.prefetch, DEFAULT_PREFETCH))
         fit = next((depth for depth, cap in caps if cap is None or workers <= cap), 1)
         return Settings(workers, fit, self.alone.pin_memory)
