@@ -28,7 +28,13 @@ from dataloaders.errors import (
     UnknownBackend,
 )
 from dataloaders.plan import Plan
-from dataloaders.specification import check_device, own_iteration, own_length, state_of
+from dataloaders.specification import (
+    check_device,
+    given_device,
+    own_iteration,
+    own_length,
+    state_of,
+)
 from dataloaders.tuning import auto
 
 __all__ = ["BACKEND_VARIABLE", "DataLoader", "wrap"]
@@ -235,9 +241,8 @@ class DataLoader(_TorchLoader[T_co]):
 
     def _delivering(self, backend: Backend) -> Backend:
         """Return ``backend``, within Prefetch if a device is to get batches from host memory."""
-        if self.device is None or backend.delivers != "host":
-            return backend
-        if torch.device(self.device).type == "cpu":
+        device = given_device(self)
+        if device is None or device.type == "cpu" or backend.delivers != "host":
             return backend
         return registry.load("prefetch")(inner=backend)  # type: ignore[call-arg]
 
@@ -312,9 +317,9 @@ def wrap(
         )
     # Written to __dict__, because torch's __setattr__ refuses some names on a finished loader.
     sized = own_length(loader)
+    # A subclass may have properties named as our arguments.
     wrapped.__dict__.update(_state_of(loader), _iterator=None, _source=source, _sized=sized)
-    wrapped.backend, wrapped.device = backend, device
-    wrapped.seed, wrapped.on_error = seed, on_error
+    wrapped.__dict__.update(backend=backend, device=device, seed=seed, on_error=on_error)
     return wrapped
 
 

@@ -47,13 +47,25 @@ def check_device(device: Any, given: str) -> None:
             ) from None
 
 
+def given_device(loader: DataLoader[Any]) -> torch.device | None:
+    """Return the ``device`` of ``loader``; None if it has none.
+
+    A subclass may have an attribute of this name that is something else.
+    """
+    given = getattr(loader, "device", None)
+    try:
+        return None if given is None else torch.device(given)
+    except (RuntimeError, TypeError):
+        return None
+
+
 def device_of(loader: DataLoader[Any], wanted: Any = None) -> torch.device:
     """Return where batches of ``loader`` are wanted; a CUDA or XPU device always with its number.
 
     That is ``wanted``, else the loader's ``device``, else the current CUDA or XPU device, else the
     CPU.
     """
-    wanted = getattr(loader, "device", None) if wanted is None else wanted
+    wanted = given_device(loader) if wanted is None else wanted
     if wanted is None:
         wanted = torch.accelerator.current_accelerator(check_available=True)
         if wanted is None or wanted.type not in ("cuda", "xpu"):

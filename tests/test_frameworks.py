@@ -185,7 +185,7 @@ def test_what_a_subclass_overrides_is_not_passed_over(kind):
     assert kind([1, 2], backend="h5").explain().obstacle.startswith(overrides)
 
 
-def test_a_subclass_keeps_attributes_of_its_own_that_have_our_names():
+def test_a_subclass_keeps_attributes_of_its_own_that_have_our_names(monkeypatch):
     class Placed(DataLoader):
         def __init__(self, *args, device, **kwargs):
             self.device = device  # before torch's constructor, as loaders that move batches do
@@ -197,8 +197,13 @@ def test_a_subclass_keeps_attributes_of_its_own_that_have_our_names():
             return None
 
     placed = Placed([1, 2], device="cpu")
-    assert placed.device == "cpu"
-    assert list(map(int, placed)) == list(map(int, Asking([1, 2], backend="prefetch"))) == [1, 2]
+    shelved = Placed([1, 2], device="shelf 3")
+    assert (placed.device, shelved.device) == ("cpu", "shelf 3")
+    for loader in (placed, shelved, Asking([1, 2], backend="prefetch"), wrap(Asking([1, 2]))):
+        assert list(map(int, loader)) == [1, 2]
+    monkeypatch.setenv("DATALOADERS_BACKEND", "prefetch")
+    assert list(map(int, shelved)) == [1, 2]
+    assert shelved.explain().backend == "prefetch"
 
 
 class Again:

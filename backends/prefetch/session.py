@@ -104,7 +104,7 @@ class PrefetchSession(Session):
     def _warn_of_default(self, loader: Specification, device: torch.device) -> None:
         """Warn once if every rank on this machine would deliver on the same device."""
         rank = os.environ.get("LOCAL_RANK", "0")
-        given = self._options.device is not None or getattr(loader, "device", None) is not None
+        given = self._options.device is not None or specification.given_device(loader) is not None
         if self._warned or given or rank == "0":
             return
         if device.index == 0 and torch.cuda.device_count() > 1:

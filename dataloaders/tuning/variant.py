@@ -23,7 +23,7 @@ from dataloaders.batches.tree import Batch, map_tensors, to_device
 from dataloaders.errors import CheckError
 from dataloaders.loader import DataLoader
 from dataloaders.observing import Start
-from dataloaders.specification import state_of
+from dataloaders.specification import given_device, state_of
 
 L = TypeVar("L", bound="torch.utils.data.DataLoader[Any]")
 
@@ -134,9 +134,9 @@ class Variants:
 
     def delivered(self, batch: Batch) -> Batch:
         """Return a batch of that loader, on the device or pinned, as the user's loader does."""
-        device = getattr(self._loader, "device", None) if self._ours else None
+        device = given_device(self._loader) if self._ours else None
         if device is not None:
-            return to_device(batch, torch.device(device))
+            return to_device(batch, device)
         if self._loader.pin_memory and torch.cuda.is_available():
             return map_tensors(batch, torch.Tensor.pin_memory)
         return batch
