@@ -1,5 +1,6 @@
 """Which of a program's loops is taken over, and that the others never notice."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,9 @@ SCRIPTS = {
     "nor in a worker": (INSIDE.format(WORKER), "loader 1: DataLoader of Inside"),
     "whatever it catches": ("try: train(rows(8))\nexcept Exception: print('caught')", "loader 1"),
     "and ends with": ("try: train(rows(8))\nexcept BaseException: sys.exit(1)", "loader 1"),
+    "and its timers": (
+        "from signal import *\nsetitimer(ITIMER_PROF, 1000)\ntrain(rows(8))", "loader 1",
+    ),
     "a pass over another one in a step is no input": (PASSES, "a batch for loader 1 ("),
     # Two passes over the data may compute its mean and deviation.
     "the third epoch without a torch optimizer": (
@@ -138,6 +142,7 @@ def test_the_first_loop_that_trains_is_measured_and_stopped(script, says, comman
     assert "caught" not in done.out
     assert "a batch for loader 3 (" not in done.out
     assert (DataLoader.__iter__, dataloaders.DataLoader.__iter__) == before
+    assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
 
 
 SOME = "for _, batch in zip(range(6), rows(9)): optimizer.step()\n"

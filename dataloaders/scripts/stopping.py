@@ -19,6 +19,7 @@ from typing import NoReturn
 SIGNAL = signal.SIGURG
 """The signal that ends a program inside `stoppable`."""
 
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _REPEAT_S = 2.0
 _TEARDOWN_S = 10.0
 
@@ -34,12 +35,13 @@ _ignored_until = 0.0
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let `stop_main` end the block, if this is the main thread."""
+    """Let `stop` end the block, if this is the main thread; its timers end with it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     global _ignored_until, _running, _stopping
     before = signal.signal(SIGNAL, _raise)
+    timers = [(kind, *signal.getitimer(kind)) for kind in _TIMERS]
     _ignored_until = 0.0
     # New ones: a thread that wakes an earlier program must not end this one.
     running, _stopping = threading.Event(), threading.Event()
@@ -50,6 +52,8 @@ def stoppable() -> Iterator[None]:
     finally:
         running.clear()
         signal.signal(SIGNAL, before)
+        for timer in timers:
+            signal.setitimer(*timer)
 
 
 def stop(stuck: Callable[[], object] = lambda: os._exit(1)) -> NoReturn:
