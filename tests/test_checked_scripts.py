@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,16 @@ EPOCHS = (
 )  # fmt: skip
 
 
+def scratch_of(folder):
+    """Where what is diverted goes, and sockets, whose paths have to be short."""
+    return folder.with_name(folder.name[-9:])
+
+
 def check(folder, text, *options, budget=0.5, status=0):
     script = folder / "train.py"
     script.write_text(HEAD + text)
     words = ["-m", "dataloaders", "check", "--budget", budget, *options, script.name]
-    # Where what is diverted goes, and sockets, whose paths have to be short.
-    scratch = folder.with_name(folder.name[-9:])
+    scratch = scratch_of(folder)
     scratch.mkdir(exist_ok=True)
     env = {**os.environ, "TMPDIR": str(scratch)}
     return warm.run(words, cwd=folder, env=env, status=status)
@@ -324,7 +329,13 @@ def test_processes_that_do_not_train_are_counted(tmp_path):
         "child = multiprocessing.get_context('fork').Process(target=print, args=('child',))\n"
         "child.start(); child.join()\n"
     )
+    lefts = [scratch_of(tmp_path) / f"dataloaders-status-{age}" for age in (90_000, 80_000)]
+    for left in lefts:  # by checks that were killed
+        left.mkdir(parents=True)
+        (left / "status").touch()
+        os.utime(left, (time.time() - int(left.name[-5:]),) * 2)
     done = check(tmp_path, text, status=3)
+    assert list(scratch_of(tmp_path).iterdir()) == lefts[1:]
     assert "it started 1 processes, and none of them trained" in done.stderr
     assert "child" in done.stdout
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import shutil
 import sys
 import tempfile
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ from dataloaders.scripts.takeover import Takeover
 from dataloaders.scripts.target import Outcome, Target, executed
 
 _FORMS = ("json", "html", "markdown", "trace")
+_PREFIX = "dataloaders-status-"
+_DAY_S = 86400
 
 
 def carry_out(target: Target, args: list[str], options: Namespace) -> int:
@@ -52,7 +56,8 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
         options.predict = False  # nobody would read it
     paths = *_written(options).values(), options.cache
     begin_measuring(target, options.command, *paths, quiet=options.quiet)
-    with tempfile.TemporaryDirectory(prefix="dataloaders-check-", ignore_cleanup_errors=True) as at:
+    _remove_left_over()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as at:
         measuring = _Measuring(options, Path(at, "status"))
         in_child = functools.partial(_check_in_child, options, measuring.result, os.getpid())
         with children_run_by(in_child) as children, measuring.watched():
@@ -66,6 +71,14 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     if status is not None:
         return status
     return no_loader(measuring.takeover, outcome, len(children))
+
+
+def _remove_left_over() -> None:
+    """Remove the folders of checks that were killed, more than a day ago."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another user's, or removed by another check
+            if time.time() - folder.stat().st_mtime > _DAY_S:
+                shutil.rmtree(folder)
 
 
 def _check_in_child(
