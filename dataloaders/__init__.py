@@ -8,7 +8,8 @@
     bottleneck_check  the same for a loop as it stands: with bottleneck_check(loader) as check
     tune              choose workers, prefetching and pinning by a few measured trials
 
-Importing this package loads torch and numpy, but not h5py, DALI, torchvision or PIL.
+Importing this package loads nothing else; the loader needs torch and numpy, but not h5py, DALI,
+torchvision or PIL.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dataloaders.backend import Backend, Session
 from dataloaders.errors import DataLoadersError
-from dataloaders.loader import DataLoader, wrap
 from dataloaders.plan import Plan
 
 if TYPE_CHECKING:
+    from dataloaders.backend import Backend, Session
     from dataloaders.bottleneck import bottleneck_check, check_bottleneck
+    from dataloaders.loader import DataLoader, wrap
     from dataloaders.tuning import tune
 
 __all__ = [
@@ -39,8 +40,12 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Imported on first use: a training script does not need them.
+# Imported on first use: a training script does not need all, and the command's help not even torch.
 _LAZY = {
+    "Backend": "dataloaders.backend",
+    "Session": "dataloaders.backend",
+    "DataLoader": "dataloaders.loader",
+    "wrap": "dataloaders.loader",
     "bottleneck_check": "dataloaders.bottleneck",
     "check_bottleneck": "dataloaders.bottleneck",
     "tune": "dataloaders.tuning",
@@ -48,6 +53,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "registry":  # whose load() is documented
+        return importlib.import_module("dataloaders.registry")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

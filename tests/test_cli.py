@@ -420,3 +420,11 @@ def test_a_closed_pipe_is_no_error():
     words = ["bash", "-c", f"{listing} | true; echo ${{PIPESTATUS[0]}}"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("141\n", "")
+
+
+def test_ctrl_c_while_torch_is_imported_ends_in_silence(tmp_path):
+    pressed = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    (tmp_path / "torch.py").write_text(pressed)
+    words = [sys.executable, "-m", "dataloaders", "backends"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
