@@ -14,7 +14,7 @@ torchvision or PIL.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from dataloaders.errors import DataLoadersError
@@ -53,8 +53,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "registry":  # whose load() is documented
-        return importlib.import_module("dataloaders.registry")
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if importlib.util.find_spec(f"{__name__}.{name}") is not None:  # dataloaders.registry.load()
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
