@@ -32,7 +32,6 @@ _GAINS = 1.05
 _RUN_S, _STEPS, _LOADS = 1.5, 4, 4  # the least seconds, steps and batches of a short run
 _LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 5.0, 60.0  # for a worker that hangs
 _ROOM = 2.0  # times those seconds that must be left
-_LONGEST_QUEUE = 8
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,8 @@ class Candidate:
     """A change of the input.
 
     Attributes:
-        name: what is changed: "workers", "fewer workers", "prefetch_factor", "persistent_workers",
-            "prefetch", "h5", "dali", pairs of them such as "workers + prefetch", "h5 (jpeg)" with
-            the format of images, "more cores".
+        name: what is changed: "workers", "persistent_workers", "prefetch", "h5", "dali", pairs of
+            them such as "workers + prefetch", "h5 (jpeg)" with the format of images, "more cores".
         options: the arguments of DataLoader that change; "images" is `H5`'s. Empty where no
             argument changes.
         predicted: how many times as fast the loop would be; None if not known.
@@ -197,8 +195,8 @@ def backend_with(loader: Any, options: Mapping[str, Any], cache: str | None = No
 def settings_of(loader: Any, options: Mapping[str, Any]) -> Settings:
     """Return the loader's settings with a candidate's options."""
     workers = options.get("num_workers", loader.num_workers)
-    prefetch = options.get("prefetch_factor", loader.prefetch_factor or 2)
-    return Settings(workers, prefetch if workers else None, loader.pin_memory)
+    depth = (loader.prefetch_factor or 2) if workers else None
+    return Settings(workers, depth, loader.pin_memory)
 
 
 def variant_of(
@@ -250,7 +248,7 @@ def _floor(stages: Stages, *, hidden: bool = False) -> float:
 
 
 def _queues(stages: Stages, more: tuple[int, Interval] | None) -> Iterator[Candidate]:
-    """Yield other numbers of workers, and of batches ahead; ``more``: as of `_more_workers`."""
+    """Yield more workers, and workers that are kept; ``more``: as of `_more_workers`."""
     own, usual = stages.workers, stages.seconds()
     now = usual.estimate
     keeps_up = now <= _ALIKE * (_floor(stages) + stages.contention)
@@ -269,10 +267,6 @@ def _queues(stages: Stages, more: tuple[int, Interval] | None) -> Iterator[Candi
                 "or keep the loader and give persistent_workers=True as well"
             )
         yield Candidate("workers", reason=text)
-    fewer = {n: stages.estimate(n) for n in range(1, own) if stages.contention}
-    fewest = min(fewer, key=lambda n: fewer[n], default=own)
-    if fewest < own and fewer[fewest] < now / _ALIKE:
-        yield _to(stages, "fewer workers", stages.seconds(workers=fewest), num_workers=fewest)
     best = own if more is None else more[0]
     twice = replace(stages.sharing, cores=2 * stages.sharing.cores)
     larger = replace(stages, sharing=twice, factor=stages.scale)
@@ -284,14 +278,6 @@ def _queues(stages: Stages, more: tuple[int, Interval] | None) -> Iterator[Candi
     kept = Interval(*(max(1e-9, end - stages.started(own)) for end in (usual.low, now, usual.high)))
     if kept.estimate * _ALIKE < now:
         yield _to(stages, "persistent_workers", kept, persistent_workers=True)
-    longer = stages.seconds(prefetch=_LONGEST_QUEUE)
-    if stages.room is not None and own * _LONGEST_QUEUE > stages.room:
-        yield Candidate("prefetch_factor", reason="shared memory has no room for longer queues")
-    elif longer.estimate * _ALIKE < now:
-        yield _to(stages, "prefetch_factor", longer, prefetch_factor=_LONGEST_QUEUE)
-    else:
-        text = "all batches take about as long: a longer queue evens out nothing"
-        yield Candidate("prefetch_factor", reason=text)
 
 
 def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:

@@ -2,7 +2,7 @@
 
     step, copy, samples: each measured alone ──> queue model ──> seconds of the loop as it is
                                                    │             (scaled to what was measured)
-    workers, prefetch, rows of a cache, DALI ──────┴───────────> seconds after it; the speed-up
+    workers, rows of a cache, DALI ────────────────┴───────────> seconds after it; the speed-up
 
 An interval spans the intervals of the samples and the step, the model with and without the scale
 that makes it agree with the loop, and steps and workers that never share a core and that lose more
@@ -48,35 +48,31 @@ class Stages:
     room: int | None = None  # batches that fit into the workers' shared memory; None: no limit
     factor: float | None = None  # `scale`, where it is known
 
-    def seconds(
-        self, *, workers: int | None = None, prefetch: int | None = None, hidden: bool = False
-    ) -> Interval:
+    def seconds(self, *, workers: int | None = None, hidden: bool = False) -> Interval:
         """Return the predicted seconds a batch with other workers, or with copies ``hidden``."""
-        low, estimate, high = (self._end(end, workers, prefetch, hidden) for end in range(3))
+        low, estimate, high = (self._end(end, workers, hidden) for end in range(3))
         return Interval(min(low, estimate), estimate, max(estimate, high))
 
     def estimate(self, workers: int | None = None, *, hidden: bool = False) -> float:
         """Return the estimate of `seconds`, in a third of the time."""
-        return self._end(1, workers, None, hidden)
+        return self._end(1, workers, hidden)
 
-    def _end(self, end: int, workers: int | None, prefetch: int | None, hidden: bool) -> float:
+    def _end(self, end: int, workers: int | None, hidden: bool) -> float:
         """Return the low end of the seconds a batch (0), the estimate (1) or the high end (2)."""
         workers = self.workers if workers is None else workers
         copy, scale = self.transfer, self.scale
         quickest = copy if self.pinned else copy / _PINNED_GAINS
-        # With fewer workers, none, a proportional part or all of the contention is left.
-        kept = min(1.0, workers / max(1, self.workers))
         cases = (
-            (self.step.low, min(1.0, scale) * (1 - self.spread), kept // 1, quickest),
-            (self.step.estimate, scale, kept, copy),
-            (self.step.high, max(1.0, scale) * (1 + self.spread), 1.0, copy),
+            (self.step.low, min(1.0, scale) * (1 - self.spread), quickest),
+            (self.step.estimate, scale, copy),
+            (self.step.high, max(1.0, scale) * (1 + self.spread), copy),
         )
-        step, load, slowed, beside = cases[end]
-        step += slowed * self.contention
+        step, load, beside = cases[end]
+        step += self.contention
         # Hidden copies still wait for each other.
         own = (max(step, beside), 0.0) if hidden else (step, copy)
         lost = self._weights(workers)[end]
-        took = self._seconds(workers, prefetch or self.prefetch, load, *own, lost)
+        took = self._seconds(workers, load, *own, lost)
         return took + self.started(workers)
 
     def started(self, workers: int) -> float:
@@ -100,7 +96,7 @@ class Stages:
         real, lost = self.real.estimate - self.started(self.workers), self._weights(self.workers)[1]
 
         def modelled(scale: float) -> float:
-            return self._seconds(self.workers, self.prefetch, scale, step, copy, lost)
+            return self._seconds(self.workers, scale, step, copy, lost)
 
         low, high = 0.2, 20.0
         if not modelled(low) * 1.01 < real:
@@ -117,9 +113,7 @@ class Stages:
             return 0.0, 0.0, _MORE_LOST  # the contention, which was measured, has it
         return 0.0, 1.0, _MORE_LOST
 
-    def _seconds(
-        self, workers: int, prefetch: int, scale: float, step: float, copy: float, lost: float
-    ) -> float:
+    def _seconds(self, workers: int, scale: float, step: float, copy: float, lost: float) -> float:
         """Return the seconds a batch; ``lost`` weighs what sharing cores costs."""
         sharing, loads = self.sharing, [load * scale for load in self.loads]
         mean = sum(loads) / len(loads)
@@ -130,7 +124,7 @@ class Stages:
             loads,
             step + copy,
             workers=workers,
-            prefetch=prefetch,
+            prefetch=self.prefetch,
             take_s=self.take,
             slowed=lambda busy, stepping: sharing.slowed(busy, stepping, lost),
         )
