@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from dataloaders.scripts.ranks import straggler
 from helpers import warm
 
 HEAD = """
@@ -130,15 +129,8 @@ class LoaderX(DataLoader):
 )
 
 
-@pytest.mark.parametrize("batches", ["Background(iter(plain))", "threaded"])
-def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(batches, tmp_path):
-    text = (
-        "plain, threaded = DataLoader(Data(400), 4), LoaderX(Data(400), 4)\n"
-        "for epoch in range(1000):\n"
-        f"    for batch in {batches}:\n"
-        "        train_on(batch, optimizer)\n"
-    )
-    done = check(tmp_path, THREADED + text, status=3)
+def test_a_thread_that_runs_ahead_of_the_step_is_refused_and_the_script_ends(tmp_path):
+    done = check(tmp_path, f"{THREADED}loader = LoaderX(Data(400), 4)\n{EPOCHS}", status=3)
     assert "a thread of the script takes its batches ahead of the step" in done.stderr
     assert "--loader" not in done.stderr  # no other loader is the one that trains
 
@@ -224,7 +216,7 @@ def test_lightnings_combined_loader_and_its_checkpoint(tmp_path):
 
 
 WRITES = OPTIMIZER + LOADER + (
-    "import bz2, numpy, os, shutil, tarfile\n"
+    "import numpy, os, shutil, tarfile\n"
     "from pathlib import Path\n"
     "from safetensors.torch import load_file, save_file\n"
     "folder = Path('out')\n"
@@ -247,7 +239,6 @@ WRITES = OPTIMIZER + LOADER + (
     "            numpy.savetxt('loss.txt', [step, step])\n"
     "            assert len(numpy.loadtxt('loss.txt')) == 2\n"
     "            with tarfile.open('model.tar', 'w') as tar: tar.add('new.pt')\n"
-    "            with bz2.open('log.bz2', 'wt') as log: log.write('a line')\n"
     "            model.load_state_dict(torch.load('again.pt'))\n"
     "finally:\n"
     "    os.link('log.txt', 'log.bak')\n"  # this, chmod and utime change a file's st_ctime
@@ -287,7 +278,7 @@ def test_files_that_existed_are_neither_overwritten_moved_nor_deleted(tmp_path, 
     (tmp_path / "made" / "anew").mkdir(parents=True)
     names = [f"{name}.pt" for name in ("again", "copied", "latest", "linked", "moded", "old")]
     names += ["log.txt", "out/last.pt", "out/step-1/model.safetensors"]
-    names += ["exit.txt", "log.bz2", "loss.txt", "made/anew/data.txt", "model.tar", "script.pt"]
+    names += ["exit.txt", "loss.txt", "made/anew/data.txt", "model.tar", "script.pt"]
     before = {name: f"{name} of three weeks" for name in names}
     for name, text in before.items():
         (tmp_path / name).write_text(text)
@@ -353,7 +344,7 @@ DISTRIBUTED = (
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("ranks", "slow"), [(2, 0), (2, 1), (4, 3), (2, -1)])
+@pytest.mark.parametrize(("ranks", "slow"), [(2, 0), (4, 3), (2, -1)])
 def test_ranks_measure_together_and_report_once(ranks, slow, tmp_path):
     (tmp_path / "train.py").write_text(HEAD + DISTRIBUTED)
     result = tmp_path / "report.json"
@@ -432,12 +423,3 @@ def test_ranks_have_rank_0s_numbers_and_end_with_it(tmp_path):
     assert "stopped: another rank has ended" in done.stdout
     assert "rank 1 has []" in done.stdout
     assert re.search(r"rank 0 has \[\{'rank': 0.*'rank': 1", done.stdout)
-
-
-def test_the_slowest_rank_is_named_with_what_it_costs():
-    ranks = [{"rank": rank, "wait_s": 0.002} for rank in range(3)] + [{"rank": 3, "wait_s": 0.03}]
-    (sentence,) = straggler(ranks, 4)
-    assert sentence.startswith("rank 3 of 4 waits longest for its batches: 30.0 ms for each")
-    assert sentence.endswith("which costs 28.0 ms a batch")
-    assert straggler(ranks[:2], 3)[1] == "1 of 3 ranks ended without a report"
-    assert straggler(ranks[:1], 2) == []

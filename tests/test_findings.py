@@ -191,12 +191,6 @@ def gelu(x):
     return 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * x**3)))
 
 
-def gelu_in_steps(x):
-    inner = x + 0.04 * x**3
-    half = 0.5 * x
-    return half * (1 + torch.tanh(inner))
-
-
 def block(x):
     x = x + nn.functional.dropout(LINEAR(LAYER_NORM(x)))
     return x + nn.functional.dropout(LINEAR(nn.functional.gelu(LINEAR(LAYER_NORM(x)))))
@@ -209,13 +203,9 @@ def convolved(*layers):
 PROVOKED = [
     # Its name, how its message begins, a step that provokes it, and one that nearly does.
     ("synchronisation", "reading a value", lambda x: x.sum().item()),
-    ("synchronisation", "reading a value (", lambda x: bool((x > 0).all())),
     ("synchronisation", "nonzero()", torch.nonzero),
     ("synchronisation", "a boolean mask", lambda x: x[x > 0]),
-    ("synchronisation", "masked_select()", lambda x: torch.masked_select(x, x > 0)),
     ("synchronisation", ".cpu()", lambda x: x.cpu()),
-    ("synchronisation", "unique()", torch.unique),
-    ("synchronisation", "torch.equal()", lambda x: torch.equal(x, x)),
     (
         "synchronisation", "",
         lambda x: PINNED.copy_(ON_DEVICE),
@@ -250,13 +240,6 @@ def test_each_finding_is_provoked_and_has_its_line(name, begins, step, clean):
     assert name not in names
 
 
-def test_pointwise_operators_in_a_row_are_one_finding_where_they_begin():
-    (finding,) = findings_of(watched(lambda _: gelu_in_steps(LARGE)))
-    assert finding.message.startswith("7 pointwise operators")
-    line = int(finding.where.rpartition(":")[2])
-    assert "inner = x + " in Path(__file__).read_text().splitlines()[line - 1]
-
-
 def test_printing_a_tensor_is_named():
     places = watched(lambda _: str(torch.ones(3))).of_kind("sync")
     assert {(place.what, place.device) for place in places} == {("printing a tensor", "cpu")}
@@ -267,8 +250,6 @@ def test_printing_a_tensor_is_named():
     [
         (torch.cuda, "empty_cache", "empty-cache"),
         (torch.cuda, "synchronize", "synchronisation"),
-        (torch.accelerator, "synchronize", "synchronisation"),
-        (torch.cuda.Event, "synchronize", "synchronisation"),
         (torch.cuda.Stream, "synchronize", "synchronisation"),
     ],
 )
@@ -365,8 +346,6 @@ STALL = Interval(0.001, 0.002, 0.003)
 DECISIONS = [
     ("autotuner", ON_CUDA, {"autotuner": False}, {"autotuner": False, "deterministic": True}),
     ("autotuner", ON_CUDA, {"autotuner": False}, {"autotuner": False, "varied": True}),
-    ("autotuner", ON_CUDA, {"autotuner": False}, {"autotuner": False, "fixed_shapes": False}),
-    ("autotuner", ON_CUDA, {"autotuner": False}, {"autotuner": False, "convolutions": 0}),
     ("autocast", ON_CUDA, {"flops": SINGLE, "matmul_precision": "high"}, {}),
     ("matmul-precision", ON_CUDA, {"flops": SINGLE, "half": None}, {"tf32": False}),
     (
@@ -380,7 +359,6 @@ DECISIONS = [
     ("checkpointing", ON_CUDA, {"memory": 0.95}, {"memory": 0.95, "checkpointed": True}),
     ("autocast", ON_CPU, {"half": torch.bfloat16}, {"half": torch.bfloat16, "flops": {}}),
     ("threads", ON_CPU, {"threads": 9}, {"threads": 8}),
-    ("threads", ON_CPU, {"threads": 2}, {"threads": 4}),
     ("threads", ON_CPU, {"threads": 1}, {"threads": 1, "workers": 7}),
     ("threads", ON_CPU, {"numa_nodes": 2}, {"numa_nodes": 2, "threads": 1, "cores": 1}),
     ("contention", ON_CPU, {"contention": STALL, "workers": 4}, {"workers": 4}),
@@ -409,10 +387,6 @@ def test_a_stall_that_was_measured_is_the_gain():
     (finding,) = findings_of(replace(ON_CPU, contention=STALL, workers=4))
     assert finding.gain == STALL
     assert "torch.set_num_threads(4) in place of 8" in finding.message
-    few = {"threads": 1, "cores": 2}
-    for other in (replace(ON_CPU, **few), ON_CUDA):
-        (one,) = findings_of(replace(other, contention=STALL, workers=4))
-        assert "set_num_threads" not in one.message
     assert "measured here: 2.00 ms a batch less (1.00 to 3.00)" in str(finding)
 
 
@@ -461,8 +435,7 @@ def test_a_setting_is_tried_around_blocks_of_steps_and_put_back(name, set_to, mo
         time.sleep(0.024 if seen[-1][0] else 0.04)
 
     loader = DataLoader(torch.ones(1000, 2, 4, 4), batch_size=2)
-    options = {"budget_s": 3, "clock": HostOn(time)}
-    report = check_bottleneck(loader, step, **options)
+    report = check_bottleneck(loader, step, budget_s=3, clock=HostOn(time))
     (finding,) = report.findings
     assert finding.name == name
     assert {each.step for each in report.timeline["synthetic"]} == {0.04}  # not those tried
@@ -478,10 +451,6 @@ def test_a_setting_is_tried_around_blocks_of_steps_and_put_back(name, set_to, mo
     assert before == [(id(one), one.data_ptr(), one.stride()) for one in model.parameters()]
     assert torch.equal(weight, seen[-1][3])
     assert optimizer.state[weight]["exp_avg"].stride() == weight.stride() == weight.grad.stride()
-    seen.clear()
-    (finding,) = check_bottleneck(loader, step, predict=False, **options).findings
-    assert finding.gain is None
-    assert not any(on for on, *_ in seen)
 
 
 def test_a_setting_that_cannot_be_tried_is_reported_with_the_reason(monkeypatch):
@@ -525,31 +494,11 @@ def test_each_setting_of_a_gpu_is_found_and_not_in_a_clean_step(name, set_to):
     assert name not in names()
 
 
-def on_gpu():
-    """Some arithmetic, by which the device is the step's."""
-    return torch.ones(300, 300, device="cuda") @ torch.ones(300, 300, device="cuda")
-
-
-@pytest.mark.gpu
-def test_a_step_that_fills_a_gpu():
-    free, total = torch.cuda.mem_get_info()
-    if free < 0.95 * total:
-        pytest.skip("something else uses this GPU's memory")
-    facts = watched(
-        lambda _: (on_gpu(), torch.empty(int(0.92 * total), dtype=torch.uint8, device="cuda"))
-    )
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    assert [one.name for one in findings_of(facts)] == ["checkpointing"]
-    assert findings_of(watched(lambda _: on_gpu())) == ()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("begins", "step", "clean"),
     [
         ("repeat_interleave()", lambda x: x.repeat_interleave(x), None),
-        ("torch.cuda.synchronize()", lambda x: torch.cuda.synchronize(), None),
         ("a copy to the device", lambda x: BATCH.to("cuda"), lambda x: x.to("cuda")),
         ("index_put_()", lambda x: x.index_put_((x > 1,), x[:0]), lambda x: x.add_(0)),
     ],

@@ -140,11 +140,9 @@ def test_fields_that_an_earlier_version_did_not_write_keep_their_defaults(tmp_pa
     [
         (None, "no report of a check"),
         ("not json", "no report of a check"),
-        ("[1]", "no report of a check"),
         ("[" * 100_000, "no report of a check"),
         ('{"format": 2}', "format 2, and this version reads format 1; check again"),
         ('{"format": 1, "verdict": "step-bound"}', "damaged report: .*speedup_bound"),
-        ('{"format": 1, "seconds_per_batch": {"real": 3}}', "damaged report"),
     ],
 )
 def test_a_file_that_is_no_report_says_so(tmp_path, text, message):
@@ -196,20 +194,10 @@ def test_the_last_lines_are_the_one_change_as_code():
     assert "h5       9.90 (8.91 to 10.9)  3.40 x (3.06 to 3.74)  3.10 x" in "\n".join(lines)
     assert "pays after 3 epochs):" in " ".join(lines[-4:-2])
     assert f"note: {'n' * 300}" in lines
-    workers = a_report(candidates=a_report().candidates[:1])
-    assert str(workers).splitlines()[-1] == "   DataLoader(..., num_workers=2)"
     ours = Candidate("a change", {"num_workers": 3, "backend": "h5"}, ours=True)
     assert ours.code == 'DataLoader(..., num_workers=3, backend="h5")'
     jpeg = replace(ours, options={"backend": "h5", "images": "jpeg"})
     assert jpeg.code == 'from backends.h5 import H5\nDataLoader(..., backend=H5(images="jpeg"))'
-    assert replace(ours, options={}).code == ""
-
-
-def test_where_the_step_is_the_limit_its_launches_are_shown():
-    stalls = {"launch": about(0.003), "prep": about(0.0001)}
-    shown = str(a_report(verdict="step-bound", stalls=stalls))
-    assert "\nlaunch         3.00" in shown
-    assert "\nprep" not in shown
 
 
 def test_a_ratio_has_the_intervals_of_both():
@@ -315,14 +303,10 @@ def test_the_page_has_its_sections_those_that_have_something_to_show(full):
     page = nothing_known().to_html()
     assert "<h1><b>INCONCLUSIVE</b>" in page
     assert headings(page) == ["Environment"]
-    report = replace(
-        nothing_known(),
-        verdict="input-bound",
-        seconds_per_batch={"real": about(2.0), "synthetic": Interval(-math.inf, 1e-5, math.inf)},
-        stalls={"prep": about(1.99999)},
-        candidates=(replace(a_report().candidates[0], predicted=Interval(1.1, 1.2, math.inf)),),
-    )
-    assert report.to_html().count("<svg ") == 3
+    open_ended = {"real": about(2.0), "synthetic": Interval(-math.inf, 1e-5, math.inf)}
+    report = replace(nothing_known(), seconds_per_batch=open_ended, stalls={"prep": about(1.9)})
+    assert report.to_html().count("<svg ") == 2
+    assert "matmul_precision" in a_report(verdict="step-bound").to_html()
 
 
 def test_without_matplotlib_there_is_no_page_and_it_says_so(monkeypatch):
@@ -331,17 +315,6 @@ def test_without_matplotlib_there_is_no_page_and_it_says_so(monkeypatch):
         monkeypatch.delitem(sys.modules, f"dataloaders.bottleneck.outputs.{name}", raising=False)
     with pytest.raises(MissingDependency, match=r"with: pip install 'gpu-.*\[check\]'"):
         a_report().to_html()
-
-
-def test_without_a_sure_gain_the_page_begins_with_the_advice():
-    open_ones = tuple(
-        replace(one, predicted=Interval(0.9, 2.0, 3.0), measured=None)
-        for one in a_report().candidates
-    )
-    page = a_report(candidates=open_ones).to_html()
-    assert page.count("<table>") == 6
-    assert "<code>num_workers=&#34;auto&#34;</code>" in page.partition("</header>")[0]
-    assert "matmul_precision" in a_report(verdict="step-bound").to_html()
 
 
 @pytest.fixture(scope="module")

@@ -67,9 +67,8 @@ INSIDE = """
 class Inside(Dataset):
     def __len__(self): return 6
     def __getitem__(self, index): return [batch[0][0] for batch in rows(5)]
-train(DataLoader(Inside(), {}))
+train(DataLoader(Inside()))
 """
-WORKER = "num_workers=1, multiprocessing_context='fork'"
 BY_HAND = HEAD.replace("optimizer = ", "# In place of optimizer = ") + "loader = rows(9)\n"
 MADE = "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)"
 ENGINE = HEAD.replace(MADE, "") + f"for _ in rows(9): pass\n{MADE}\nwhile True: train(rows(8))"
@@ -91,7 +90,6 @@ SCRIPTS = {
     "an epoch that begins anew": (
         "train(rows(20), 2, 6)", "[[0], [1], [0], [1], [2], [3]]",
     ),
-    "a long cycle": ("train(rows(20), 3, 6)", "[[0], [1], [2], [0], [1], [2]]"),
     "not what does not train": (LEFT_ALONE, "loader 4: DataLoader of TensorDataset, 9 batches"),
     "a class of the script's": (ENDLESS, "loader 1: Endless of"),
     "without gradients": (NO_GRADIENTS, "loader 3: DataLoader of TensorDataset, 9 batches"),
@@ -101,9 +99,7 @@ SCRIPTS = {
     ),
     "ours": ("train(rows(8, dataloaders.DataLoader))", "loader 1: DataLoader of"),
     "Accelerate's": (SHARD, "loader 1: DataLoader of"),
-    "not one inside a dataset": (INSIDE.format(""), "loader 1: DataLoader of Inside"),
-    "nor in a worker": (INSIDE.format(WORKER), "loader 1: DataLoader of Inside"),
-    "whatever it catches": ("try: train(rows(8))\nexcept Exception: print('caught')", "loader 1"),
+    "not one inside a dataset": (INSIDE, "loader 1: DataLoader of Inside"),
     "and ends with": ("try: train(rows(8))\nexcept BaseException: sys.exit(1)", "loader 1"),
     "and its timers": (
         "from signal import *\nsetitimer(ITIMER_PROF, 1000)\ntrain(rows(8))", "loader 1",
@@ -112,10 +108,6 @@ SCRIPTS = {
     # Two passes over the data may compute its mean and deviation.
     "the third epoch without a torch optimizer": (
         f"{BY_HAND}while True: train(loader, 10**6, 9)",
-        2 * f"{[[index] for index in range(9)]}\n",
-    ),
-    "the third one of a loader made anew": (
-        f"{BY_HAND}while True: train(rows(9), 10**6, 9)",
         2 * f"{[[index] for index in range(9)]}\n",
     ),
     "one left early, its iterator kept meanwhile": (
@@ -139,7 +131,6 @@ def test_the_first_loop_that_trains_is_measured_and_stopped(script, says, comman
     done = command("check", "--budget", 0.3, "--no-predict", "train.py")
     assert says in done.out
     assert "the script was ended after" in done.out
-    assert "caught" not in done.out
     assert "a batch for loader 3 (" not in done.out
     assert (DataLoader.__iter__, dataloaders.DataLoader.__iter__) == before
     assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
@@ -158,8 +149,6 @@ ENDED = [
     ("loader = rows(9)\nwhile True:\n    next(iter(loader))\n    optimizer.step()", 3, AGAIN),
     (f"{SOME}while True: train(rows(8))", 0, "it then trained with loader 2"),
     (SOME + WITHOUT, 0, NO_LOADER),
-    (WITHOUT, 3, NO_LOADER),
-    (SOME + BECOMES, 0, ANOTHER),
     (BECOMES, 3, ANOTHER),
 ]
 
