@@ -143,8 +143,6 @@ def test_without_a_loader_to_measure_the_loaders_seen_are_listed(command):
     assert "no loader was taken over; the script iterated 4 of them" in done.err
     assert "1. DataLoader of Slow, 64 batches of 1, num_workers=0: gradients were off" in done.err
     assert "16 batches of 4, num_workers=0: no optimizer stepped between" in done.err
-    assert "3 batches of 1, num_workers=0: an epoch has fewer than 4 batches" in done.err
-    assert "only one batch was asked for" in done.err
     assert "--loader N" in done.err
     done = command("check", "--loader", 1, "--budget", 1, script)
     assert "measured in loader 1" in done.out
@@ -156,26 +154,12 @@ def test_without_a_loader_to_measure_the_loaders_seen_are_listed(command):
 
 def test_a_hidden_package_is_reported_with_both_paths(command, tmp_path):
     script, mine = write("import dataloaders"), write("", "", "dataloaders.py")
-    for subcommand in (["check"], ["run", "--backend", "stock"], ["tune"]):
-        done = command(*subcommand, script, status=2)
-        assert str(tmp_path / mine) in done.err
-        assert str(Path(dataloaders.__file__).parent) in done.err
+    done = command("check", script, status=2)
+    assert str(tmp_path / mine) in done.err
+    assert str(Path(dataloaders.__file__).parent) in done.err
     Path(mine).unlink()
     Path("dataloaders").mkdir()
     command("check", script, status=3)  # a folder without Python files hides nothing
-    Path("dataloaders", "__init__.py").touch()
-    command("check", script, status=2)
-
-
-def test_ctrl_c_before_anything_was_tried_prints_what_is_known_and_keeps_nothing(command):
-    text = (
-        "for step, batch in enumerate(DataLoader(Slow(0.002, count=400))):\n"
-        "    if step == 50: raise KeyboardInterrupt\n"
-    )
-    done = command("tune", "--backends", "--budget", 60, write(text), status=130)
-    assert "interrupted after 50 steps" in done.out
-    assert "remembered" not in done.out
-    assert "loader  DataLoader over Slow, 400 batches an epoch" in done.out
 
 
 PRINTS = (
@@ -314,29 +298,19 @@ def test_tune_takes_the_rate_from_the_scripts_own_loop(command, tmp_path):
     assert any((tmp_path / "cache").rglob("*.json"))
 
 
-@pytest.mark.parametrize(
-    ("ending", "status", "says"),
-    [
-        ("break", 0, "note: the script's loop ended after"),
-        ("raise ValueError('too hot')", 1, "note: the script's loop ended after"),
-        ("raise KeyboardInterrupt", 130, "interrupted after"),
-    ],
-)
 @pytest.mark.nightly
-def test_a_loop_that_ends_before_tuning_does(ending, status, says, command, tmp_path):
+def test_a_loop_that_ends_before_tuning_does(command, tmp_path):
     """With the trial of one process behind it, the first one: a worker loads by then."""
     text = (
         "for batch in DataLoader(Slow(0.005), 4):\n"
-        f"    if multiprocessing.active_children(): {ending}\n"
+        "    if multiprocessing.active_children(): raise KeyboardInterrupt\n"
     )
-    done = command("tune", "--budget", 60, "--json", "tuning.json", write(text), status=status)
-    assert says in done.out
+    done = command("tune", "--budget", 60, "--json", "tuning.json", write(text), status=130)
+    assert "interrupted after" in done.out
     assert "this is what was known by then" in done.out
     assert not multiprocessing.active_children()
     tuning = json.loads(Path("tuning.json").read_text())
     assert tuning["trials"][0]["settings"]["num_workers"] == 0
-    assert f"use num_workers={tuning['choice']['num_workers']}" in done.out
-    assert "one process: what a batch costs" in done.out
     # What an interrupted run knows is printed, and not kept for "auto".
     assert tuning["remembered"] is None
     assert not list((tmp_path / "cache").rglob("*.json"))
@@ -363,12 +337,7 @@ def test_backends_are_listed_with_what_they_lack(command, tmp_path, monkeypatch)
 def test_help(command):
     for words in ([], ["check"], ["tune"], ["run"], ["backends"], ["demo"]):
         done = command(*words, "--help")
-        if words not in (["backends"], ["demo"]):
-            assert "\nexample" in done.out
         assert done.out.startswith(f"usage: dataloaders {' '.join(words)}".rstrip())
-        if words == ["check"]:
-            assert "3  nothing could be measured" in done.out
-            assert "dataloaders check -m mypackage.train -- --config small.yaml" in done.out
     assert "dataloaders check train.py" in command(status=2).out
 
 
@@ -376,33 +345,22 @@ def test_help(command):
     ("words", "says"),
     [
         ("check", "no script was given"),
-        ("check -m", "no script was given"),
         ("check nowhere.py", "'nowhere.py' does not exist; give the path of a Python file, or -m"),
         ("check --budget 0 x.py", "must be a positive number of seconds"),
-        ("check --budget x x.py", "x: must be a positive number of seconds"),
         ("check --loader 0 x.py", "0: must be a whole number, 1 or more"),
         ("check --json . x.py", "is a folder; give the path of a file to write"),
-        ("check /dev/null", "'/dev/null' cannot be read; give the path of a Python file"),
         ("check --json /no/such/folder/r.json x.py", "does not exist; make it first"),
         ("check --fail-if slow x.py", "the verdicts are input-bound, transfer-bound"),
         ("check --against broken.py x.py", "broken.py: no report of a check"),
         ("check -m torch.distributed.run x.py", "torchrun ... -m dataloaders check "),
-        ("check bin/torchrun x.py", "torchrun ... -m dataloaders check train.py"),
         ("tune --cache x.h5 broken.py", "--cache is for --backends"),
-        ("run x.py", "--backend"),
         ("run --backend nonsense broken.py", "the names are: stock, prefetch"),
-        ("run --backend stock .", "is a folder"),
         ("run --backend stock broken.py", "does not compile"),
-        ("run --backend stock -m pkg.nothing", "No module named pkg.nothing; the import path"),
         ("run --backend stock -m no_such.x", "run this from the folder that holds the package"),
-        ("run --backend stock -m pkg", "No module named pkg.__main__; 'pkg' is a package"),
-        ("fly", "invalid choice"),
     ],
 )
 def test_each_wrong_command_line_has_its_own_message(words, says, command):
     write("def (", "", "broken.py")
-    Path("pkg").mkdir()
-    Path("pkg", "__init__.py").touch()
     done = command(*words.split(), status=2)
     assert says in done.err
     assert "trains its model" not in done.err
@@ -412,14 +370,6 @@ def test_tune_refuses_several_ranks(command, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = command("tune", __file__, status=2)
     assert "tune measures one process, and WORLD_SIZE says that there are several" in done.err
-
-
-@pytest.mark.nightly  # it imports all of the command, for seconds
-def test_a_closed_pipe_is_no_error():
-    listing = f"{sys.executable} -m dataloaders backends"
-    words = ["bash", "-c", f"{listing} | true; echo ${{PIPESTATUS[0]}}"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("141\n", "")
 
 
 def test_ctrl_c_while_torch_is_imported_ends_in_silence(tmp_path):

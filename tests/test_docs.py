@@ -4,7 +4,6 @@ The blocks of a page run in their order, in one process, and know only what they
 `STAND_INS`. A comment ``<!-- not run: reason -->`` before a block keeps it from being run.
 """
 
-import filecmp
 import os
 import re
 import shlex
@@ -182,10 +181,6 @@ def test_photographs_have_a_cameras_sizes_and_are_made_once(tmp_path):
     stamps = [file.stat().st_mtime_ns for file in files]
     assert make_photos(folder, count=10) == folder
     assert [file.stat().st_mtime_ns for file in files] == stamps
-    assert list(folder.parent.iterdir()) == [folder]
-    again = make_photos(tmp_path / "again", count=2)  # the same for a seed
-    found = [(folder / file.relative_to(again), file) for file in again.rglob("*.jpg")]
-    assert [filecmp.cmp(*pair, shallow=False) for pair in found] == [True] * 2
 
 
 @pytest.mark.nightly

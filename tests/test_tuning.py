@@ -9,15 +9,13 @@ import time
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
+from torch.utils.data import RandomSampler, TensorDataset
 
-from bench.check.known_work import burn
-from dataloaders import DataLoader, tune, tuning, wrap
+from dataloaders import DataLoader, tune, tuning
 from dataloaders.bottleneck import Interval
 from dataloaders.errors import CapacityWarning, CheckError, OptionError
 from dataloaders.machine import resources
 from dataloaders.tuning import trial, tuner
-from dataloaders.tuning.variant import Settings, Variants
 from helpers import datasets
 from helpers.compare import assert_same, generator_states
 
@@ -114,14 +112,6 @@ def test_a_device_works_on_while_a_batch_is_loaded():
         assert seen.followed_by(step).seconds_per_batch.estimate == pytest.approx(seconds)
 
 
-def test_the_cpu_seconds_of_workers_that_ended_count():
-    data = Waiting(size=20, seconds=0, happens=lambda index: burn("work", 0.002))
-    loader = TorchLoader(data, 4, num_workers=1)
-    seen = trial.driven(trial.observe(loader, stepping=False, seconds=0.6), id)
-    assert seen.epochs > 2
-    assert seen.cpu_per_batch > 0.006  # of 8 ms; the first workers' is not all measured
-
-
 def test_a_given_clock_times_all_trials():
     clock = PlayedClock()
     found = tune(TorchLoader(Waiting(seconds=0.003), 4), clock.step, budget_s=3, clock=clock)
@@ -141,9 +131,7 @@ def test_trials_are_printed_and_go_to_json(tmp_path):
     )
     found = tuning.Tuning(fast, "it is faster", slow, None, trials, rate, 2.0, 64, ("by the way",))
     lines = str(found).splitlines()
-    assert {"workers", "prefetch", "pinned", "samples/s"} <= set(lines[0].split())
-    row = "2 2 yes 100 ± 5 % 0.10 s 90 % <- workers"
-    assert lines[2].split() == row.split()
+    assert " ".join(lines[2].split()) == "2 2 yes 100 ± 5 % 0.10 s 90 % <- workers"
     assert lines[3].endswith("they died")
     assert lines[5:] == [
         "use num_workers=2, prefetch_factor=2, pin_memory=True: it is faster",
@@ -153,7 +141,6 @@ def test_trials_are_printed_and_go_to_json(tmp_path):
     entry = json.loads(found.to_json(tmp_path / "tuning.json"))
     assert entry == json.loads((tmp_path / "tuning.json").read_text())
     assert entry["given"] == {"num_workers": 0, "prefetch_factor": None, "pin_memory": False}
-    assert entry["needed_samples_per_second"] == {"low": 95.0, "estimate": 100.0, "high": 105.0}
     assert entry["trials"][2]["failed"] == "they died"
 
 
@@ -163,13 +150,9 @@ def test_tensors_in_memory_need_no_workers():
     assert found.worth_it is False
     assert "in memory" in found.reason
     assert tried(found) == [0]
-    torchs = alone(TorchLoader(in_memory(), 256))  # the import is the better advice
-    assert torchs.reason == "max_workers=0: nothing else was tried"
-    assert any("indexed gather" in note for note in torchs.notes)
     found = tune(DataLoader(in_memory(), 256, num_workers=2), budget_s=ONE)
     assert (found.choice.num_workers, found.given) == (0, tuning.Settings(2, 2, False))
     assert found.worth_it is None
-    assert "the loader as it is (num_workers=2, prefetch_factor=2) was not measured" in str(found)
 
 
 def test_a_batch_that_takes_longer_than_the_budget():
@@ -199,51 +182,11 @@ def test_batches_of_several_sizes_single_samples_and_short_epochs():
         assert len(list(found.apply(loader))) == len(loader)
 
 
-def test_a_batch_that_is_a_list_has_as_many_samples_as_it_is_long():
-    """Samples of three numbers, in batches of eight and of four."""
-    images = [torch.full((3, 2), float(number)) for number in range(12)]
-    for given in ({"batch_size": 8}, {"batch_sampler": BatchSampler(range(12), 8, False)}):
-        loader = TorchLoader(images, collate_fn=list, **given)
-        for one in (loader, Variants(loader).make(Settings(0, None, False), 9)):
-            steps = trial.observe(one, stepping=False, seconds=0.05)
-            assert 5.5 < trial.driven(steps, lambda batch: None).samples_per_batch < 6.5
-
-
-class Numbered(TorchLoader):
-    def __iter__(self):
-        return enumerate(super().__iter__())
-
-
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (Numbered, {}),
-        (lambda *a, **k: wrap(Numbered(*a, **k)), {}),
-        (TorchLoader, {"multiprocessing_context": "forkserver", "persistent_workers": True}),
-    ],
-)
-@pytest.mark.nightly
-def test_workers_of_other_loaders(make, options):
-    loader = make(Waiting(), 4, num_workers=1, **options)
-    found = tune(loader, slow_step, budget_s=60 if options else SOME, max_workers=1)
-    assert set(tried(found)) == {0, 1}
-    second = found.trials[1]
-    assert second.failed is None
-    assert not started()
-    if not options:  # workers begin anew for each epoch
-        epoch_s = second.startup_s + 2499 * 4 / second.samples_per_second.estimate
-        assert second.epoch_samples_per_second == pytest.approx(10_000 / epoch_s)
-        number, batch = next(iter(found.apply(loader)))
-        assert (number, batch.shape) == (0, (4, 1))
-
-
 @pytest.mark.nightly
 def test_an_iterable_dataset_gets_no_more_workers_than_it_has():
     found = tune(TorchLoader(Shared(100_000), 4, num_workers=2), budget_s=SOME)
     assert set(tried(found)) == {0, 2}
     assert any("iterable" in note for note in found.notes)
-    found = tune(TorchLoader(Shared(4), 2, num_workers=2), budget_s=SOME)
-    assert found.trials[1].samples_per_second is not None
 
 
 def test_a_one_shot_sampler_is_refused_and_not_consumed():
@@ -343,18 +286,6 @@ class TestWhatGoesWrong:
             tune(TorchLoader(Waiting(happens=happens), 4), budget_s=SOME)
         assert not started()
 
-    @pytest.mark.nightly
-    def test_an_error_of_the_step_is_raised(self):
-        """Even with the type and the text of an error of workers."""
-
-        def step(batch):
-            if started():
-                raise RuntimeError("cannot be used in a forked process")
-
-        with pytest.raises(RuntimeError, match="forked process"):
-            tune(TorchLoader(Waiting(), 4), step, budget_s=SOME, max_workers=2)
-        assert not started()
-
     def test_a_loader_without_a_batch(self):
         for loader in (TorchLoader(Waiting(3), 4, drop_last=True), TorchLoader(Shared(0), 4)):
             with pytest.raises(CheckError, match="yields no batch"):
@@ -362,7 +293,6 @@ class TestWhatGoesWrong:
 
     def test_bad_options(self):
         for name, value, rule in (
-            ("budget_s", 0, "a positive"),
             ("budget_s", float("nan"), "a positive"),
             ("max_workers", -1, "0 or more"),
             ("step", 3, "a function"),
