@@ -16,21 +16,18 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import nvidia.dali  # noqa: F401 - an error here names the command that installs it
 import torch
 
 from dataloaders import registry
-from dataloaders.backend import Backend, Session, Specification, check_images
+from dataloaders.backend import Backend, Session, Specification
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.machine.resources import usable_cores
 from dataloaders.plan import Plan
 from dataloaders.specification import device_of
 
-from .needed import check_dali
-
-check_dali()
-
-from .explain import explained, obstacle_of  # noqa: E402 - after check_dali(), which says what is missing
-from .replay import Replayed  # noqa: E402
+from .explain import explained, obstacle_of
+from .replay import Replayed
 
 __all__ = ["Dali"]
 
@@ -58,7 +55,6 @@ class Dali(Backend):
     Attributes:
         threads: those that decode and replay in this process; "auto": the cores that this process
             may use, at most 32 (8 with a CUDA device).
-        depth: batches made ahead of the loop; "auto": 3 (4 on a device).
         fast: calls that may differ by rounding because they are faster; ``("resize",)`` or ``()``.
         dtype: a float dtype for the images of a batch, its float tensors of 3 dimensions or more,
             such as ``torch.bfloat16``; each value is rounded to it once. None: the dataset's own.
@@ -72,7 +68,6 @@ class Dali(Backend):
     """
 
     threads: int | Literal["auto"] = "auto"
-    depth: int | Literal["auto"] = "auto"
     fast: Collection[str] = FAST
     dtype: torch.dtype | None = None
     memory_format: torch.memory_format = torch.preserve_format
@@ -82,17 +77,16 @@ class Dali(Backend):
     delivers: ClassVar[Literal["host", "device"]] = "device"
 
     def __post_init__(self) -> None:
-        for option in ("threads", "depth"):
-            value = getattr(self, option)
-            if value == "auto":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise OptionError(
-                    f"Dali({option}={value!r}): must be an int of at least 1, or 'auto'"
-                )
+        if self.threads != "auto" and (not isinstance(self.threads, int) or self.threads < 1):
+            raise OptionError(
+                f"Dali(threads={self.threads!r}): must be an int of at least 1, or 'auto'"
+            )
         if isinstance(self.fast, str) or not set(self.fast) <= set(FAST):
             raise OptionError(f"Dali(fast={self.fast!r}): must be ('resize',) or ()")
-        check_images(self)
+        if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
+            raise OptionError(
+                f"Dali(dtype={self.dtype!r}): must be a float dtype such as torch.bfloat16"
+            )
         if not 0 <= self.hw_decoder_load <= 1:
             raise OptionError(
                 f"Dali(hw_decoder_load={self.hw_decoder_load!r}): must be between 0 and 1"
@@ -115,10 +109,6 @@ class Dali(Backend):
             return self.threads
         return min(usable_cores(), _MOST_BESIDE_A_GPU if _on_gpu(loader) else _MOST_THREADS)
 
-    def depth_for(self, loader: Specification) -> int:
-        """Return how many batches of ``loader`` are made ahead."""
-        return self.depth if self.depth != "auto" else 4 if _on_gpu(loader) else 3
-
     def takes_ahead(self, loader: Specification) -> bool:
         """Whether torch's workers run the dataset's code."""
         return loader.num_workers > 0
@@ -131,7 +121,7 @@ class Dali(Backend):
         prefetch: type[Backend] = registry.load("prefetch")
         replayed = Replayed(self, loader)
         stock = registry.load("stock")(gather=False, view=replayed.recorded)  # type: ignore[call-arg]
-        ahead = self.depth_for(loader)
+        ahead = 4 if _on_gpu(loader) else 3
         return prefetch(inner=stock, ahead=ahead, tail=replayed).open(loader)  # type: ignore[call-arg]
 
 

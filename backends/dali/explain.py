@@ -148,8 +148,7 @@ def _notes(
     calls: Sequence[_Call],
     device: torch.device,
 ) -> Iterator[str]:
-    depth = options.depth_for(loader)
-    yield f"up to {depth} batches are made ahead by a thread of this process"
+    yield "batches are made ahead by a thread of this process"
     if options.threads == "auto":
         yield f"threads={options.threads_for(loader)}: by a rule from this rank's cores"
     if found.obstacle is not None:
