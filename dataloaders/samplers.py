@@ -36,9 +36,9 @@ MOST_WINDOW_ROWS = 1 << 18
 """The default limit of a window of small rows."""
 _WINDOW_BLOCKS = 64  # the least number of blocks in a default window
 
-_LEAST_AHEAD, _MOST_AHEAD = 16 << 20, 64 << 20  # how far to read ahead, in bytes
+_AHEAD = 64 << 20  # how far to read ahead, in bytes
 _FASTEST = 16 << 30  # bytes a second; no disk delivers rows faster than this
-_LEAST_CHUNK, _MOST_CHUNK = 16, 1024  # rows that are yielded between two requests
+_CHUNK = 64  # rows that are yielded between two requests
 
 _ORDER, _MOVES = FIRST_RESERVED_DRAW + 4, FIRST_RESERVED_DRAW + 5
 
@@ -176,15 +176,12 @@ class BlockShuffle(DistributedSampler[int]):
 
     def _yielded(self, rows: Rows, moved: Rows) -> Iterator[int]:
         """Yield ``moved`` one by one, and request rows from the disk before they are due."""
-        chunk = max(_LEAST_CHUNK, min(self.block, _MOST_CHUNK))
-        ahead = None
-        if isinstance(self.dataset, ReadAhead):
-            ahead = _Ahead(self.dataset, rows, self.block, self.window, chunk)
-        for at in range(0, len(moved), chunk):
-            some = moved[at : at + chunk].tolist()
-            if ahead is None:
-                yield from some
-                continue
+        if not isinstance(self.dataset, ReadAhead):
+            yield from moved.tolist()
+            return
+        ahead = _Ahead(self.dataset, rows, self.block, self.window)
+        for at in range(0, len(moved), _CHUNK):
+            some = moved[at : at + _CHUNK].tolist()
             ahead.request(at)
             begin = time.perf_counter()
             yield from some
@@ -210,32 +207,29 @@ class _Ahead:
     Args:
         file: where they are read from.
         rows: in the order in which their blocks are due.
-        block, window, chunk: rows: of a block, of a window, and between two requests.
+        block, window: in rows.
 
     Attributes:
         seconds: what the consumer has taken for its rows so far.
     """
 
-    def __init__(self, file: ReadAhead, rows: Rows, block: int, window: int, chunk: int) -> None:
+    def __init__(self, file: ReadAhead, rows: Rows, block: int, window: int) -> None:
         self.seconds = 0.0
         self._file, self._rows = file, rows
         starts = np.flatnonzero((np.diff(rows, prepend=-2) != 1) | (rows % block == 0))
         self._begins = np.append(starts, len(rows))
         self._row_bytes = max(1.0, file.row_bytes)
-        self._half = len(rows) if window >= len(rows) else -(-window // 2)
-        ahead = min(max(window * self._row_bytes / 4, _LEAST_AHEAD), _MOST_AHEAD)
-        self._reach = self._half + int(ahead / self._row_bytes) + chunk
+        half = len(rows) if window >= len(rows) else -(-window // 2)
+        self._reach = half + int(_AHEAD / self._row_bytes) + _CHUNK
         self._next = 0
 
     def request(self, yielded: int) -> None:
         """Request the blocks that are due soon after so many rows."""
-        if yielded * self._row_bytes > _MOST_AHEAD + self.seconds * _FASTEST:
+        if yielded * self._row_bytes > _AHEAD + self.seconds * _FASTEST:
             return  # the epoch is being listed, not read
         begins = self._begins
         last = min(int(np.searchsorted(begins, yielded + self._reach)), len(begins) - 1)
-        # After a pause, skip the blocks whose rows were yielded already.
-        first = int(np.searchsorted(begins, yielded - self._half, side="right")) - 1
-        for begin, end in pairwise(begins[max(self._next, first) : last + 1].tolist()):
+        for begin, end in pairwise(begins[self._next : last + 1].tolist()):
             self._file.will_read(int(self._rows[begin]), int(self._rows[end - 1]) + 1)
         self._next = max(self._next, last)
 
