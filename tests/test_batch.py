@@ -6,7 +6,7 @@ import collections
 import copy
 import dataclasses
 import types
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,6 @@ nestings = st.recursive(tensors | plain, containers, max_leaves=12)
         list,
         lambda samples: tuple(zip(*samples, strict=True)),
         lambda samples: {"images": [image for image, _ in samples], "names": None},
-        lambda samples: [{"image": image, "label": label} for image, label in samples],
     ],
 )
 def test_samples_are_counted_in_tensors_and_in_lists_of_a_short_batch_too(collate):
@@ -132,32 +131,13 @@ class NoUpdate(collections.OrderedDict):
 class Items(Mapping):
     """A mapping that can neither be changed nor be made from its items."""
 
-    def __init__(self, items, more=None):
-        self.inside = items
-
-    def __getitem__(self, key):
-        return self.inside[key]
+    __getitem__ = {"a": torch.ones(2)}.__getitem__
 
     def __iter__(self):
-        return iter(self.inside)
+        return iter("a")
 
     def __len__(self):
-        return len(self.inside)
-
-
-class OwnStore(Items, MutableMapping):
-    """copy.copy() of this one shares the dict inside."""
-
-    def __setitem__(self, key, value):
-        self.inside[key] = value
-
-    def __delitem__(self, key):
-        del self.inside[key]
-
-
-class Made(Items):
-    def __init__(self):
-        super().__init__({"a": torch.ones(2)})
+        return 1
 
 
 class Window(tuple):
@@ -170,9 +150,8 @@ class Window(tuple):
 def test_mappings_that_cannot_be_made_from_their_items():
     for batch, kind in (
         (NoUpdate(a=torch.ones(2)), NoUpdate),
-        (OwnStore({"a": torch.ones(2)}), OwnStore),
         (types.MappingProxyType({"a": torch.ones(2)}), types.MappingProxyType),
-        (Made(), dict),
+        (Items(), dict),
         (Encoding(a=torch.ones(2)), Encoding),
     ):
         mapped = tree.map_tensors(batch, zeroed)
@@ -257,8 +236,6 @@ def test_describe():
         (batch, "{image: float32 2x3, label: [int64 scalar, str]}"),
         (torch.zeros(2, device="meta"), "float32 2 meta"),
         (["a"] * 9, "list of 9 str"),
-        ((1,) * 8, "[" + ", ".join(["int"] * 8) + "]"),
-        ([torch.zeros(1)] * 9, "[" + ", ".join(["float32 1"] * 9) + "]"),
         (np.zeros((2, 3), np.uint8), "ndarray uint8 2x3"),
     ):
         assert tree.describe(value) == words
@@ -274,14 +251,9 @@ def test_arrays_and_nested_tensors_have_a_size(layout):
     assert tree.describe(nested) == "float32 nested of 2"
 
 
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_long_lists_of_strings_are_not_walked(kind):
+def test_long_lists_of_strings_are_not_walked():
     """A batch of tokens would cost more to walk than to make."""
-    walked, words = [], kind(["a", "b", None, 3, 2.5, b"c"])
-    mapped = tree.map_children(words, walked.append)
-    assert (mapped, type(mapped), walked) == (words, kind, [])
-    assert kind is tuple or mapped is not words
-    assert list(tree.leaves(words)) == []
-    mixed = kind(["a", torch.ones(1)])
-    assert tree.map_tensors(mixed, torch.neg)[1] == -1
-    assert len(list(tree.leaves(mixed))) == 1
+    for words in (["a", None, 3, b"c"], ("a", 2.5)):
+        walked = []
+        assert tree.map_children(words, walked.append) == words
+        assert walked == []

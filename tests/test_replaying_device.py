@@ -2,10 +2,8 @@
 
 from contextlib import closing, contextmanager
 from io import BytesIO
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFilter
@@ -28,7 +26,6 @@ from dataloaders.replaying import DecodeError, ReplayError, device, grouped, jpe
 from dataloaders.replaying.host import HostReplay
 from helpers.compare import assert_same
 from helpers.pictures import resampled, saved, smooth
-from helpers.processes import run_script
 from helpers.recorded import Photos, both
 
 CPU = torch.device("cpu")
@@ -160,9 +157,8 @@ def test_tensors_of_v2_are_some_levels_off(replay):
 
 def test_a_resize_is_seldom_more_than_a_level_off(replay):
     files = [saved(smooth(n, 50, 65).resize((260 - n, 200 + n))) for n in range(16)]
-    for make in (v1.RandomResizedCrop(96), v1.Compose([v1.Resize(110), v1.CenterCrop(96)])):
-        photos = Photos(files, v1.Compose([make, v1.PILToTensor()]))
-        assert (levels_off(replay, photos, "pil.resize") > 1).float().mean() < 0.005
+    photos = Photos(files, v1.Compose([v1.Resize(110), v1.RandomCrop(96), v1.PILToTensor()]))
+    assert (levels_off(replay, photos, "pil.resize") > 1).float().mean() < 0.005
 
 
 @pytest.mark.parametrize("name", AFTER)
@@ -175,10 +171,10 @@ def test_steps_on_floats_are_torchvisions(name, replay, graph):
 
 
 def test_a_blur_is_at_most_a_level_off(replay):
-    for blur in (v1.GaussianBlur((5, 9), (0.1, 3.0)), v1.RandomApply([v1.GaussianBlur(23)])):
-        make = v1.Compose([v1.RandomCrop(SIDE), blur, v1.PILToTensor()])
-        off = levels_off(replay, Photos(FILES, make), "v1t.gaussian_blur")
-        assert (off > 0).float().mean() < 1e-4
+    blur = v1.RandomApply([v1.GaussianBlur((5, 23), (0.1, 3.0))])
+    make = v1.Compose([v1.RandomCrop(SIDE), blur, v1.PILToTensor()])
+    off = levels_off(replay, Photos(FILES, make), "v1t.gaussian_blur")
+    assert (off > 0).float().mean() < 1e-4
 
 
 def test_two_views_and_odd_files(replay):
@@ -188,14 +184,6 @@ def test_two_views_and_odd_files(replay):
     for seed in (1, 2):
         stock, recorded = both(photos, seed=seed)
         assert_same(replay.apply(recorded), stock)
-
-
-def test_images_that_a_sample_stacks_are_decoded_a_batch_at_a_time(replay, graph):
-    crops, make = v1.FiveCrop(30), v1.Compose(NORMAL)
-    photos = Photos(FILES[:8], lambda image: torch.stack([make(each) for each in crops(image)]))
-    stock, recorded = both(photos)
-    assert_same(replay.apply(recorded), stock)
-    assert graph.fed == [40]
 
 
 def weighed(samples):
@@ -230,14 +218,7 @@ def test_a_refused_file_goes_by_the_cpu_from_then_on(host, monkeypatch):
 
 
 def test_damage_is_told_from_a_failing_device_by_no_path():
-    where = """Error in MIXED operator `nvidia.dali.fn.decoders.image`,
-which was used in the pipeline definition with the following traceback:
-
-  File "/opt/cuda/decode/backends/dali/graph.py", line 166, in defined
-
-encountered:
-
-"""
+    where = 'Error in MIXED operator: File "/opt/cuda/decode/graph.py", line 6, in defined\n'
     damage = {"Failed to decode sample #2 : ": 12, "nvImageCodec failure: '#3'": None}
     damage["nvImageCodec failure: '#14'"] = None
     for said, sample in damage.items():
@@ -250,14 +231,11 @@ encountered:
 
 
 class Operations(TorchDispatchMode):
-    """Counts torch's operations.
-
-    Notes copies between devices for which the host waits: those not queued, or not pinned.
-    """
+    """Notes copies between devices for which the host waits: those not queued, or not pinned."""
 
     def __init__(self):
         super().__init__()
-        self.count, self.waiting, self.pinned = 0, [], []
+        self.waiting, self.pinned = [], []
 
     def pin(self, tensor, device=None):
         """Stand for ``tensor.pin_memory()``, which needs a device and refuses expanded tensors."""
@@ -269,7 +247,6 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        self.count += 1
         out = func(*args, **kwargs)
         if func.name() in ("aten::_to_copy", "aten::copy_"):
             source = args[1] if func.name() == "aten::copy_" else args[0]
@@ -324,13 +301,6 @@ def test_nothing_waits_for_a_device(case, monkeypatch):
     host.close()
 
 
-def test_colours_of_a_batch_are_done_together(replay):
-    _, recorded = both(exact("jitter"))
-    with Operations() as operations:
-        replay.apply(recorded)
-    assert operations.count < 12 * COUNT  # image by image there are 100 an image
-
-
 def test_common_jpeg_files():
     image = smooth(0, 50, 49)
     long = {"exif": b"Exif\0\0" + bytes(9000), "comment": b"x"}
@@ -344,7 +314,7 @@ def test_common_jpeg_files():
         assert not jpeg.is_common(each)
 
 
-def test_a_run_of_a_graph_has_bounded_pixels_and_files(monkeypatch):
+def test_a_run_of_a_graph_has_bounded_pixels_and_files(host, monkeypatch):
     most, runs = SIDE * SIDE * 4, []
     feed = Pipeline.feed_input
 
@@ -355,35 +325,21 @@ def test_a_run_of_a_graph_has_bounded_pixels_and_files(monkeypatch):
         return feed(self, name, given)
 
     monkeypatch.setattr(Pipeline, "feed_input", fed)
+    stock, recorded = both(Photos(FILES[:21], v1.Compose([v1.RandomCrop(SIDE), *NORMAL])))
     for batch_size in (2, 32):
         runs.clear()
         with closing(Graph(batch_size, CPU, threads=1, most_pixels=most)) as graph:
-            given, wanted = windows(FILES[:21])
-            graph.decode(FILES[:21], given, out := torch.empty_like(wanted))
-        assert torch.equal(out, wanted)
+            assert_same(device.DeviceReplay(graph, host, CPU).apply(recorded), stock)
         assert sum(files for files, _ in runs) == 21
         assert max(files for files, _ in runs) == min(batch_size, 3)
         assert max(pixels for _, pixels in runs) <= most
 
 
-def windows(files):
-    """What a graph is given for windows of ``files``, and what Pillow makes of them."""
-    wanted, columns = [], []
-    for place, file in enumerate(files):
-        image = Image.open(BytesIO(file)).convert("RGB")
-        top, left = place % 4, place % 3
-        window = image.crop((left, top, left + 32, top + 30))
-        wanted.append(np.asarray(window.transpose(1) if place % 2 else window))
-        columns.append((*image.size[::-1], top, left, 30, 32, 30, 32, 0, 0, 30, 32, place % 2, 0))
-    return np.array(columns, np.int32), torch.from_numpy(np.stack(wanted))
-
-
-@pytest.mark.parametrize("engine", [0.0, Dali().hw_decoder_load])
-def test_the_graph_of_a_device(engine):
+def test_the_graph_of_a_device():
     """Defined and not built: DALI checks names and arguments, and only its build needs a device."""
     from nvidia.dali.ops import gpu_ops, mixed_ops
 
-    pipeline = Graph(4, torch.device("cuda:1"), threads=3, engine=engine).defined()
+    pipeline = Graph(4, torch.device("cuda:1"), threads=3, engine=0.5).defined()
     pipeline._build_graph()
     assert (pipeline.device_id, pipeline.num_threads, pipeline.exec_dynamic) == (1, 3, True)
     assert pipeline.prefetch_queue_depth == 2
@@ -393,39 +349,12 @@ def test_the_graph_of_a_device(engine):
         if schema.startswith("decoders"):
             decoders += 1
             assert schema in mixed_ops()
-            assert f"hw_decoder_load: {engine:f}" in str(one.spec)
+            assert "hw_decoder_load: 0.5" in str(one.spec)
         elif one.outputs[0].device == "gpu":
             assert schema in gpu_ops()
     assert decoders == 1
     (made,) = pipeline._graph_outputs
     assert made.device == "gpu"
-
-
-DAMAGED = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from torchvision import transforms
-from backends.dali import Dali
-from dataloaders import DataLoader
-from helpers.pictures import saved, smooth
-from helpers.recorded import Photos
-
-file = saved(smooth(0, 80, 90))
-make = transforms.Compose([transforms.RandomCrop(40), transforms.ToTensor()])
-photos = Photos([file] * 40 + [file[:-200]] + [file] * 23, make)
-for _ in range(5):
-    try:
-        list(DataLoader(photos, 64, backend=Dali()))
-    except OSError as error:
-        print(error)
-"""
-
-
-@pytest.mark.gpu
-def test_a_damaged_file_among_many_on_a_gpu(tmp_path):
-    """In a process that may die: DALI 2.4 does where 32 files or more come with a bad header."""
-    done = run_script(tmp_path, DAMAGED)
-    assert done.stdout.count("truncated") == 5
 
 
 @pytest.mark.gpu
