@@ -153,42 +153,6 @@ def test_unmeasured_steps_count_without_waits_for_other_loaders():
         assert loop.taken(loop.blocks.give(torch.zeros(4)), step) is is_left
 
 
-@pytest.mark.parametrize(("optimizer", "given"), [(True, 9), (False, 14)])
-def test_a_block_begins_with_a_cycle(optimizer, given):
-    """After two cycles at most, if none is seen to begin."""
-    loop = Loop(plan=Plan(refill=0, warm_up=2, batches=6, segment=3, most_s=99.0, cycle=3))
-
-    def step(batch):
-        loop.time.sleep(0.5)
-        if optimizer and loop.given % 3 == 0:
-            loop.blocks.rhythm.stepped()
-
-    loop.has_cycles_of_three()
-    assert loop.run("synthetic", step) == BlockTimes(3.0, 6, (Segment(1.5, 3),) * 2)
-    assert (loop.given, loop.schedule.asked.cycle, loop.blocks.cycle) == (given, 3, 3)
-
-
-@pytest.mark.parametrize(
-    ("most_s", "ranks", "steps"),
-    [(99.0, False, [4, 2]), (6.0, False, [4]), (99.0, True, [6, 6]), (12.0, True, [6])],
-)
-def test_a_block_ends_early_if_its_steps_become_slow(most_s, ranks, steps):
-    """In a cycle's end: one process after 0.3 of its budget, or else by its plan."""
-    plan = Plan(refill=0, warm_up=4, batches=12, segment=6, most_s=most_s, cycle=2)
-    loop = Loop(plan=plan, budget_s=10.0)
-    loop.schedule.alone = not ranks
-    took = loop.run("real", 0.75, 0.75, 0.75, 0.75, *[1.25] * 12)
-    assert [one.steps for one in took.segments] == steps
-    assert loop.given == 4 + sum(steps)
-
-
-@pytest.mark.parametrize(("step_s", "warm_up"), [(0.5, 3), (3.0, 2)])
-def test_a_warm_up_ends_early_if_its_steps_become_slow(step_s, warm_up):
-    loop = Loop(plan=Plan(refill=0, warm_up=9, batches=9, segment=1, most_s=2.0))
-    assert loop.run("real", step_s).steps == 1
-    assert loop.given == warm_up + 1
-
-
 def test_each_resident_batch_is_written_into_once():
     """Also if a cycle would begin later."""
     loop = Loop()
@@ -222,33 +186,6 @@ def test_what_others_hold_up_and_how_busy_workers_are():
     took = loop.run("real", 1 / 256)
     assert (took.held, took.busy) == (0.125, 0.75)
     assert loop.run("synthetic", 1 / 256).held == 0.0
-
-
-@pytest.mark.parametrize(
-    ("batches", "other_s", "is_hidden"), [(4, 0.5, True), (4, 0.75, False), (1, 0.25, False)]
-)
-def test_waits_that_the_device_hides_do_not_count(batches, other_s, is_hidden):
-    """It still works for an eighth of a second when the block ends: of four steps, a half."""
-    plan = Plan(refill=0, warm_up=1, batches=batches, segment=2, most_s=99.0)
-    loop = Loop((0.125,), plan=plan, device=True)
-
-    def step(batch):
-        loop.time.sleep(0.25)
-        if loop.given == 2:
-            loop.time.sleep(other_s)
-            loop.blocks.log.waited_elsewhere("other", other_s)
-        loop.device.launch(0.125)
-
-    took = loop.run("real", step)
-    first, *others = took.segments
-    steps, kept_s = min(batches, 2), 0.0 if is_hidden else other_s
-    assert first == Segment(0.375 * steps + other_s, steps, 0.125 * steps, kept_s)
-    assert others == [Segment(0.75, 2, 0.25)] * (batches > 2)
-    assert took.warm_up == ()
-    loop.run("synthetic", step)
-    assert loop.schedule.asked.lag_s == 0.125
-    loop.run("real", step)
-    assert loop.schedule.asked.lag_s == 0.125  # of the last real block
 
 
 def test_the_device_gets_as_much_work_as_it_had_before():

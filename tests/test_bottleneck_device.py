@@ -195,12 +195,6 @@ def filled(*batches):
     return pool
 
 
-def watching(batch):
-    watched = placement.Placement()
-    watched.watch(batch)
-    return watched
-
-
 @pytest.mark.parametrize(("kilobytes", "kept"), [(1, 8), (4, 3), (100, 2)])
 def test_as_many_batches_are_kept_as_fit_into_memory_and_at_least_two(kilobytes, kept):
     pool = resident.Pool(most_bytes=36 << 10)
@@ -268,12 +262,6 @@ def test_a_full_device_gets_as_many_resident_batches_as_fit(fit, monkeypatch):
         assert len(pool.issue("synthetic", 5)) == 5
 
 
-def test_sparse_batches_are_resident_as_well():
-    pool = filled(*(torch.eye(4).to_sparse() for _ in range(3)))
-    pool.place([torch.device("meta")])
-    assert [batch.layout for batch in pool.issue("synthetic", 3)] == [torch.sparse_coo] * 3
-
-
 @pytest.mark.parametrize(("fit", "kept"), [(8, 8), (4, 4), (1, 2)])
 def test_of_batches_on_a_device_as_many_are_kept_as_fit(fit, kept, monkeypatch):
     """Twice a batch has to be free, for the step; two are kept without asking."""
@@ -295,32 +283,13 @@ def test_of_batches_on_a_device_as_many_are_kept_as_fit(fit, kept, monkeypatch):
 def test_placement_sees_which_leaves_the_step_copies_away():
     batch = {"x": torch.zeros(2, 3), "lengths": torch.tensor([1, 2]), "y": torch.zeros(2)}
     static = torch.empty(2, device="meta")
-    watched = watching(batch)
+    watched = placement.Placement()
+    watched.watch(batch)
     with watched:
         batch["x"].to("meta", non_blocking=True)
         static.copy_(batch["y"])
         batch["x"].double()  # a copy, but not to another device
     assert watched.devices == [torch.device("meta"), None, torch.device("meta")]
-
-
-@pytest.mark.parametrize(
-    "derive",
-    [
-        lambda x: x.double(),
-        lambda x: (x / 255).sub_(0.5),
-        lambda x: torch.stack([x, x]),
-        lambda x: torch.cat([torch.zeros(1, 3), x]).view(-1),
-    ],
-)
-def test_placement_sees_that_something_computed_from_the_batch_is_copied(derive):
-    batch = {"x": torch.ones(2, 3)}
-    watched = watching(batch)
-    with watched:
-        torch.zeros(7).to("meta")  # of the step's own
-        assert not watched.derived
-        derive(batch["x"]).to("meta")
-    assert watched.derived
-    assert watched.devices == [None]
 
 
 @pytest.mark.gpu

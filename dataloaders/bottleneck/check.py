@@ -188,7 +188,6 @@ class Check:
             launched=self._launched,
             rounds=len(self._rounds),
             finished=self.finished,
-            derived=self._first.placement.derived and not self._pool.transfers,
             unwatched=self._watch.failed,
             batch=self._first.batch,
             seconds=self._seconds(),

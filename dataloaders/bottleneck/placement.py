@@ -17,11 +17,9 @@ class Placement(Onlooker):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._places: dict[int | None, set[int]] = {}  # numbers of leaves, by their storage's key
-        self._computed: dict[int, torch.Tensor] = {}  # kept alive: no other tensor gets their key
         # Where each leaf was copied to; None if it was not (lengths often stay on the CPU).
         self.devices: list[torch.device | None] = []
         self.used: set[torch.device] = set()  # of batches, and where the step made tensors
-        self.derived = False  # whether it copied something that it computed from the batch
 
     def watch(self, batch: Batch) -> None:
         """Notice copies of one more batch: the loop may fetch batches ahead of the step."""
@@ -29,39 +27,21 @@ class Placement(Onlooker):  # type: ignore[no-untyped-call]
         self.used.update(leaf.device for leaf in tensors)
         self.devices = self.devices or [None] * len(tensors)
         for index, leaf in enumerate(tensors[: len(self.devices)]):
-            self._places.setdefault(_storage_key(leaf), set()).add(index)
-
-    def __exit__(self, *exception: Any) -> None:
-        self._computed.clear()
-        super().__exit__(*exception)
+            if (key := _storage_key(leaf)) is not None:
+                self._places.setdefault(key, set()).add(index)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func`` unchanged; follow what is computed from the batch until it is copied."""
+        """Run ``func`` unchanged; note which leaves it copies to another device."""
         out = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         self.used.update(leaf.device for leaf in made if leaf.device.type not in ("cpu", "meta"))
         for source in tree_leaves((args, kwargs)):
             if isinstance(source, torch.Tensor) and source.device.type == "cpu":
-                self._follow(source, made)
+                for leaf in made:
+                    if leaf.device != source.device:
+                        for index in self._places.get(_storage_key(source), ()):
+                            self.devices[index] = leaf.device
         return out
-
-    def _follow(self, source: torch.Tensor, made: list[torch.Tensor]) -> None:
-        key = _storage_key(source)
-        if key is None:
-            return
-        places = self._places.get(key, set())
-        if not places and key not in self._computed:
-            return
-        for leaf in made:
-            if leaf.device == source.device:
-                own = _storage_key(leaf)
-                if own is not None and own != key:
-                    self._computed[own] = leaf
-            elif places:
-                for index in places:
-                    self.devices[index] = leaf.device
-            else:
-                self.derived = True
 
 
 def resident_everywhere(batch: Batch, device: torch.device) -> list[torch.device | None]:

@@ -30,15 +30,13 @@ def summarise(
     *,
     rounds: int,
     finished: bool,
-    derived: bool,
     unwatched: str,
     launched: Interval | None,
     **fields: Any,
 ) -> Report:
     """Return the report of a check, finished or not; ``fields`` are further fields of it.
 
-    ``derived`` says whether the step copies what it computed from its batch to the device,
-    ``unwatched`` why there are no findings about it.
+    ``unwatched`` says why there are no findings about the step.
     """
     feed, arms, stalls = blocks.feed, dict(known.seconds_per_batch), dict(known.stalls)
     if (fetch := causes.fetch) is not None and "real" in arms:
@@ -59,7 +57,7 @@ def summarise(
         smallest_gap=known.smallest_gap,
         loader=_describe_loader(loader, feed),
         advice=tuple(tips),
-        notes=(*_notes(known, blocks, rounds, finished, derived, unwatched), *causes.notes),
+        notes=(*_notes(known, blocks, rounds, finished, unwatched), *causes.notes),
         rounds=rounds,
         evidence=known.evidence,
         waits=causes.waits,
@@ -71,7 +69,7 @@ def summarise(
 
 
 def _notes(
-    known: Analysis, blocks: Blocks, rounds: int, finished: bool, derived: bool, unwatched: str
+    known: Analysis, blocks: Blocks, rounds: int, finished: bool, unwatched: str
 ) -> tuple[str, ...]:
     """Return what a reader has to know to judge the figures, a sentence each."""
     feed, found = blocks.feed, known.evidence is not None
@@ -98,8 +96,6 @@ def _notes(
         f"the loop repeats itself every {blocks.cycle} batches: blocks hold whole cycles": (
             blocks.cycle > 1
         ),
-        "the step copies to the device what it computed from its batch: that transfer is part "
-        "of the step here; device= says where batches belong": derived,
         f"what slows the step down is not known: {unwatched}": unwatched,
         f"the device's memory has room for {len(blocks.pool)} resident batches beside the step": (
             blocks.pool.crowded
