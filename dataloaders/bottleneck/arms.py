@@ -43,7 +43,7 @@ class Arm:
 
     name: str  # its key in the report
     meaning: str  # in words
-    begin: Callable[[Blocks], bool]  # prepares the loader's queue; returns whether it is ready
+    begin: Callable[[Blocks], None]  # prepares the loader's queue
     take: Callable[[Blocks, int], Take]  # given the number of batches, the warm-up's included
     stall: Stall | None = None  # measured by its difference to synthetic; None: no single one
     exists: Callable[[Blocks], bool] = lambda blocks: True  # whether the loop has this arm
@@ -56,8 +56,8 @@ FETCH = Stall("fetch", "input-bound", "more, where files come from the disk")
 LAUNCH = Stall("launch", "step-bound", "within the step: its device waiting to be given work")
 
 
-def _when_idle(blocks: Blocks) -> bool:
-    return blocks.feed.wait_until_idle(blocks.patience_s, blocks.real_s)
+def _when_idle(blocks: Blocks) -> None:
+    blocks.feed.wait_until_idle(blocks.patience_s, blocks.real_s)
 
 
 def _slows_the_host(blocks: Blocks) -> bool:
@@ -69,10 +69,9 @@ def _slows_the_host(blocks: Blocks) -> bool:
     return exists and not (schedule.short_epochs or schedule.few_steps(blocks.real_s))
 
 
-def _begin_contended(blocks: Blocks) -> bool:
+def _begin_contended(blocks: Blocks) -> None:
     if not blocks.feed.running:
         blocks.feed.start()
-    return True
 
 
 def _beside_workers(blocks: Blocks, count: int) -> Take:
@@ -86,9 +85,9 @@ def _beside_workers(blocks: Blocks, count: int) -> Take:
     return take
 
 
-def _begin_real(blocks: Blocks) -> bool:
-    # The first block begins with an empty queue.
-    return blocks.ready is None or blocks.feed.bring_to(blocks.ready, blocks.patience_s)
+def _begin_real(blocks: Blocks) -> None:
+    if blocks.ready is not None:  # the first block begins with an empty queue
+        blocks.feed.bring_to(blocks.ready, blocks.patience_s)
 
 
 ARMS = (

@@ -33,7 +33,7 @@ Block: TypeAlias = Generator[Batch, None, BlockTimes | None]
 """Yields batches to the step; returns what it took, or None if the block must be run again."""
 
 _QUEUES_EVERY_S = 0.02  # asking how full the queues are takes some microseconds
-_LAUNCH_SHARE = 0.05  # of the budget
+_LAUNCH_SHARE = 0.1  # of the budget
 _LONGEST = 0.3  # of the budget: no block is planned to take as long, unless each step does
 _LAUNCHES, _DELAY = 8, 1.5  # steps launched at once; the delay, in steps
 
@@ -47,7 +47,6 @@ class Blocks:
         ready: batches that were ready when the last real block ended; None if not countable.
         patience_s: the longest wait for workers.
         log: what single steps took.
-        early: how many blocks began before the loader's queue was in the arm's state.
         cycle: batches of an accumulation cycle, in the last block.
         writes: whether the step writes into its batch.
         step_cores: cores that this process keeps busy during a step.
@@ -67,7 +66,6 @@ class Blocks:
         self.real_s = self.step_s = math.nan
         self.ready: int | None = 0
         self.patience_s = max(0.5, schedule.budget_s / 6)
-        self.early = 0
         self.cycle = 1
         self.writes = self.interrupted = False
         self.step_cores = 1.0
@@ -109,11 +107,11 @@ class Blocks:
             batches = min(batches, len(self.pool) - warm_up)
         if plan.refill:
             # Before the queue is brought to its level, since workers go on during these steps.
-            self.early += not self.feed.wait_until_idle(self.patience_s, self.real_s)
+            self.feed.wait_until_idle(self.patience_s, self.real_s)
             self.clock.wait()
             for batch in self.pool.issue("synthetic", plan.refill):
                 yield from self.give(batch)
-        self.early += not arm.begin(self)
+        arm.begin(self)
         align = 0 if plan.writes else 2 * plan.cycle
         take = arm.take(self, warm_up + align + batches)
         yield from self._warmed_up(arm, take, warm_up, plan, began)
@@ -143,26 +141,25 @@ class Blocks:
 
         The device is delayed first, for longer than the host needs, so that it never waits for the
         host. Returns None if the clock cannot delay it, if the step writes into its batch, or if
-        two steps would take a fifth of the budget.
+        two steps would take a tenth of the budget.
         """
-        most_s = _LAUNCH_SHARE * self.schedule.budget_s
         delay = getattr(self.clock, "delay", None)
         if delay is None or self.writes or math.isnan(self.step_s):
             return None
-        if 2 * (1 + _DELAY) * self.step_s * self.cycle > 4 * most_s:
-            return None
+        delay_s = _DELAY * self.step_s * self.cycle
+        turn_s = delay_s + self.step_s * self.cycle
+        count = min(_LAUNCHES, int(_LAUNCH_SHARE * self.schedule.budget_s / turn_s))
         took: list[float] = []
-        until = self.now() + most_s
-        while len(took) < _LAUNCHES and (len(took) < 2 or self.now() < until):
+        for _ in range(count if count > 1 else 0):
             self.clock.wait()
-            delay(_DELAY * self.step_s * self.cycle)
+            delay(delay_s)
             first = self.clock.mark()
             for batch in self.pool.issue("synthetic", self.cycle):
                 yield from self.give(batch)
             last = self.clock.mark()
             self.clock.wait()
             took.append(self.clock.seconds(first, last) / self.cycle)
-        return mean_of(took)
+        return mean_of(took) if took else None
 
     def _warmed_up(
         self, arm: Arm, take: Take, count: int, plan: Plan, began: float

@@ -221,13 +221,6 @@ class Check:
         segments = [one for took in rounds for one in took.segments] or self._first.segments
         return sum(one.waited for one in segments) / max(1, sum(one.steps for one in segments))
 
-    def optimizer_stepped(self) -> None:
-        """Note that an optimizer stepped, so that blocks consist of whole accumulation cycles.
-
-        Call it for optimizers that are not torch's; a hook notices torch's.
-        """
-        self._blocks.rhythm.stepped()
-
     def waited_elsewhere(self, name: str, seconds: float) -> None:
         """Count ``seconds`` of the loop as a wait for another loader, not as part of the step.
 

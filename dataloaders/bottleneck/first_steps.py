@@ -208,7 +208,7 @@ class FirstSteps:
         blocks, now = self._blocks, self._now
         if last:
             self._pool.build()
-            blocks.early += not self._feed.wait_until_idle(blocks.patience_s, self.usual_s)
+            self._feed.wait_until_idle(blocks.patience_s, self.usual_s)
             for batch in self._pool.issue("synthetic", last):
                 begin = now()
                 yield from blocks.give(batch)

@@ -163,46 +163,41 @@ class Feed:
         if counts is None or counts[0] > 0 or counts[1] == 0:
             self.next()
 
-    def wait_until_idle(self, most_s: float, make_s: float) -> bool:
-        """Wait until the loader's queues are full, at most ``most_s``; return whether they are.
+    def wait_until_idle(self, most_s: float, make_s: float) -> None:
+        """Wait until the loader's queues are full, at most ``most_s``.
 
         If batches cannot be counted, wait for as long as those in flight take, at ``make_s``
         seconds each.
         """
         if not self.parallel:
-            return True
+            return
         deadline = self._time.now() + most_s
         while (counts := counts_of(self._iterator)) is not None and counts[0] < counts[1]:
             if self._time.now() >= deadline:
-                return False
+                return
             self._time.sleep(_POLL_S)
         if counts is None and self._iterator is not None:
             self._time.sleep(min(most_s, max(_UNKNOWN_SETTLE_S, self.in_flight * make_s)))
-        return True
 
-    def bring_to(self, level: int, most_s: float) -> bool:
-        """Drop ready batches, or wait for some, until ``level`` batches are ready.
+    def bring_to(self, level: int, most_s: float) -> None:
+        """Drop ready batches, or wait for some, until ``level`` are ready, at most ``most_s``.
 
         A block continues at the level at which the last block of its arm stopped: a queue that was
-        filled while another arm ran, or an empty one, is not in its steady state. Returns False if
-        ``most_s`` seconds were not enough.
+        filled while another arm ran, or an empty one, is not in its steady state.
         """
         deadline = self._time.now() + most_s
         while self.parallel and (counts := counts_of(self._iterator)) is not None:
             ready, outstanding = counts
             full = ready < level and ready >= outstanding  # as full as it gets
-            if ready == level or full or self.left <= 1:
-                break
-            if self._time.now() >= deadline:
-                return False
+            if ready == level or full or self.left <= 1 or self._time.now() >= deadline:
+                return
             if ready < level:
                 self._time.sleep(_POLL_S)
                 continue
             try:
                 self.take()
             except StopIteration:
-                break
-        return True
+                return
 
     def close(self) -> None:
         """Drop the running epoch; torch ends its workers when the iterator is freed."""

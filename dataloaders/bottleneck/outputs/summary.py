@@ -100,9 +100,6 @@ def _notes(
         f"the device's memory has room for {len(blocks.pool)} resident batches beside the step": (
             blocks.pool.crowded
         ),
-        f"{counted(blocks.early, 'block')} began before the loader's queue was as full as it "
-        f"should be: the check waited {blocks.patience_s:.1f} s each time; with a larger budget "
-        "it waits longer": blocks.early,
     }
     effect = "a device may hide that" if blocks.schedule.asynchronous else "that counts as input"
     for name, total_s in blocks.log.elsewhere.items():
