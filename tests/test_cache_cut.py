@@ -117,22 +117,7 @@ class Views:
         return [self.transform(image), self.transform(image)]
 
 
-class ByName(Wrapped):
-    """Its transforms are in a dict, and another one where they are taken for data."""
-
-    def __init__(self, inner, change):
-        super().__init__(inner, change)
-        self.of, self.data = {"train": TRAIN}, [[[train()]], [train()] * 65]
-
-    def sample(self, index):
-        image, label = self.inner[index]
-        return self.of["train"](image), label
-
-
 HOLDERS = {
-    "a dict in one of many": lambda folder: Subset(
-        ConcatDataset([ByName(folder(None), None)] * 70), [0, 419]
-    ),
     "random_split": lambda folder: random_split(folder(TRAIN), [4, 7])[0],
     "Subset of ConcatDataset of equal chains": lambda folder: Subset(
         ConcatDataset([folder(TRAIN), folder(train())]), [0, 7, 11]
@@ -177,16 +162,6 @@ def test_a_transform_that_was_replaced_is_the_only_one(path):
     dataset.transform = other_head
     refused("head", built, dataset, path)
 
-    class Stale(ImageFolder):
-        """Applies what it was made with."""
-
-        def __getitem__(self, index):
-            return self.transforms(self.loader(self.samples[index][0]), index)
-
-    stale = Stale(folder().root, before)
-    stale.transform = v1.CenterCrop(5)
-    assert_all_equal(built(stale, path, overwrite=True), stale)
-
 
 # What cannot be cut is kept whole, and must then be the same each time
 
@@ -228,19 +203,6 @@ class Sometimes(ImageFolder):
         if index % 2:
             return super().__getitem__(index)
         return v1.functional.to_tensor(self.loader(self.samples[index][0])), 0
-
-
-def test_a_part_of_a_leaf_is_finished_live(path):
-    class Texts(Made):
-        """A sample is one leaf of JSON, of which the transform's value is a part."""
-
-        def sample(self, index):
-            return [self.transform("ab" * index), 3]
-
-    texts = Texts(transform=v1.Compose([lambda text: text * int(torch.randint(1, 4, ()))]))
-    cached = built(texts, path)
-    assert cached.index.tail
-    assert_all_equal(cached, texts)
 
 
 def test_joint_transforms_are_kept_whole(path):
@@ -312,16 +274,3 @@ def test_an_image_whose_exif_own_code_might_look_at_is_an_error(tmp_path, path):
     message = r"sample 2 cannot be kept: .*EXIF orientation.* small at dataset.transform.transforms"
     refused(message, built, own, path)
     assert_all_equal(built(known, path), known)
-
-
-def test_the_second_way_to_cut_is_taken_where_the_first_does_not_hold(path):
-    def needs_floats(index, image, label):
-        assert image.dtype is torch.float32
-        return image, label
-
-    chain = v1.Compose([v1.Resize((20, 20)), v1.ToTensor(), v1.RandomErasing(1.0)])
-    dataset = Wrapped(folder(chain), needs_floats)
-    cached = built(dataset, path)
-    assert cached.column("0").dtype == np.float32
-    assert (len(cached.index.head), len(cached.index.tail)) == (2, 1)
-    assert_all_equal(cached, dataset)

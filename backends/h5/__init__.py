@@ -33,13 +33,12 @@ from dataloaders import registry
 from dataloaders.backend import Backend, Session, Specification
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cache.build.source import Options, Source
-from dataloaders.cache.build.study import obstacle_to_packing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.notes import Note
-from dataloaders.cache.sample.cut import cuts_of, whole
+from dataloaders.cache.sample.cut import cut_of, whole
 from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
-from dataloaders.observing import Unobserved, observe
+from dataloaders.observing import Unobserved
 from dataloaders.plan import Plan
 from dataloaders.specification import other_iteration
 from dataloaders.tuning.learned import cache_folder
@@ -110,9 +109,6 @@ class H5(Backend):
             obstacle = self._obstacle(loader)
             path = self._known_path(loader)
             built = path is not None and os.path.exists(path)
-            if obstacle is None and not built and Images.of(self.images).packed:
-                with suppress(Unobserved):
-                    obstacle = observe(loader, obstacle_to_packing)
             if obstacle is not None:
                 return Plan(self.name, obstacle=obstacle)
             # Stock iterates the cache, which is not a dataset in memory even if the loader's is.
@@ -223,8 +219,8 @@ class H5(Backend):
         text = self._kept_images(self._known_path(loader))
         kept = Images.like(text)
         if not kept.packed:
-            best = next(iter(cuts_of(loader.dataset, images=kept.rows == "images")[0]), None)
-            for why in map(obstacle_in, () if best is None else best.tails):
+            cut, _ = cut_of(loader.dataset, images=kept.rows == "images")
+            for why in map(obstacle_in, () if cut is None else cut.tails):
                 if why is not None:
                     return why
         if kept.rows == "any":
@@ -271,8 +267,7 @@ class H5(Backend):
 
 def _describe_live(dataset: Any) -> str:
     """Say which transforms run live and which are in the cache, as a build would decide it."""
-    cuts, _ = cuts_of(dataset)
-    cut = cuts[0] if cuts else whole(dataset)
+    cut = cut_of(dataset)[0] or whole(dataset)
     live, kept = (
         ", ".join(text.partition("(")[0] for text in texts) for texts in (cut.tail, cut.head)
     )

@@ -37,7 +37,7 @@ from dataloaders.cache.build.workers import make_parts
 from dataloaders.cache.format.codecs import refuse_missing
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import rename
-from dataloaders.cache.format.entries import MOST_SHARDS, is_shard_name
+from dataloaders.cache.format.entries import is_shard_name
 from dataloaders.cache.format.hdf5 import refuse_no_h5py
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.reader import CachedDataset
@@ -92,8 +92,9 @@ def precompute(
             dataset opens with Pillow, with all transforms live. None takes an existing file as it
             is.
         num_workers: processes that read samples; "auto": one a core. 0: this process.
-        rows: samples in a part, which a worker loses when it is interrupted. None: some 96 MiB. A
-            part that takes a worker longer than half a minute is closed early.
+        rows: samples in a part, which a worker loses when it is interrupted; more where there would
+            be over 65,536 parts. None: some 96 MiB. A part that takes a worker longer than half a
+            minute is closed early.
         allow_random: keep one draw of each sample, read with the generators of torch, NumPy and
             ``random`` seeded by its number. False: refuse a dataset that draws from one of them or
             seeds it for what is stored, or of which a few samples differ when they are read again.
@@ -249,13 +250,6 @@ class _Builder:
             whole = range(self.source.length) if self._options.wait else samples
             written = sum(part.index.file_bytes for part in self.folder.finished(whole))
             expected.refuse_small_disk(len(whole), written, self.path.parent)
-            least = -(-self.source.length // MOST_SHARDS)
-            if expected.rows < least:
-                raise CacheError(
-                    f"{option('rows', expected.rows)}: {self.source.length} samples would be in "
-                    f"more than {MOST_SHARDS} parts, which is the most that a cache may have; give "
-                    f"{least} or more, if so many fit into memory, or build several caches"
-                )
             (self._options.announce or _silent)(expected)
         tasks = self._tasks(samples, parts)
         pace = Pace(samples, expected.bytes, parts)
@@ -400,13 +394,7 @@ class _Builder:
         folder.fingerprint = folder.fingerprint or folder.begun() or {}
         samples = range(folder.length)
         parts = folder.finished() if samples else []
-        left = {
-            rank
-            for rank in range(self._of if samples else 0)
-            if rank != self._rank and missing_in(self._samples_of(rank), parts)
-        }
-        now = replace(Pace(samples, 0, parts).now, waiting=True, seconds=seconds)
-        self._report(replace(now, shards_left=len(left)))
+        self._report(replace(Pace(samples, 0, parts).now, waiting=True, seconds=seconds))
 
     def _say_how_to_go_on(self, error: BaseException) -> None:
         """Add to ``error`` what is kept; remove the folder if nothing is."""

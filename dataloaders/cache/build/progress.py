@@ -27,7 +27,6 @@ class BuildProgress:
         seconds: the time since this call began this phase.
         samples_per_second: the rate of this call; None before the first samples are finished.
         seconds_left: the time until the end of this phase at this rate; None if unknown.
-        shards_left: the other ranks whose parts are not all there, while this one waits.
     """
 
     phase: Literal["compute", "assemble"]
@@ -40,14 +39,12 @@ class BuildProgress:
     seconds: float
     samples_per_second: float | None
     seconds_left: float | None
-    shards_left: int = 0
 
     def __str__(self) -> str:
         rate, left, doing = self.samples_per_second, self.seconds_left, str(self.phase)
         whole = f" of about {size_of(self.bytes_expected)}" if self.bytes_expected else ""
         if self.waiting:
-            who = f"{self.shards_left} other ranks" if self.shards_left else "the process"
-            doing = f"waiting for {who} that build{'' if self.shards_left else 's'} it"
+            doing = "waiting for the process that builds it"
         return (
             f"{doing}  {self.samples_done:,} of {self.samples:,} samples"
             f"{f', {rate:,.0f}/s' if rate else ''}, {size_of(self.bytes_done)}{whole}"

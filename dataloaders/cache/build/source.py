@@ -199,8 +199,9 @@ class Source:
         """
         _, of = self.options.shard or (0, 1)
         samples = max(1, -(-self.length // of))
+        least = -(-self.length // MOST_SHARDS)
         if self.options.rows:
-            return min(self.options.rows, samples)
+            return min(max(self.options.rows, least), samples)
         found, workers = self.study.found, max(1, self.workers)
         seconds = found.row_seconds or 1e-9
         rows = max(1, int(min(PART_BYTES / found.row_memory, PART_SECONDS / seconds)))
@@ -208,7 +209,7 @@ class Source:
         parts = max(math.ceil(samples / rows), min(_MOST_SMALL_PARTS, wanted))
         if parts > 1:
             parts = math.ceil(parts / workers) * workers
-        return math.ceil(samples / parts)
+        return max(math.ceil(samples / parts), least)
 
     @property
     def is_small(self) -> bool:

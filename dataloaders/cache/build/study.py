@@ -37,7 +37,7 @@ from dataloaders.cache.format.writing import bytes_in_file
 from dataloaders.cache.sample.cut import (
     Call,
     Cut,
-    cuts_of,
+    cut_of,
     equal_state,
     sample_of,
     whole,
@@ -105,7 +105,7 @@ class Findings:
 
 
 def ways_to_cut(dataset: Any, images: Images) -> tuple[list[Cut], str]:
-    """Return the ways to cut ``dataset``, best first, and why there is no better one.
+    """Return the ways to cut ``dataset``, the better one first, and why there is none.
 
     The last one is the dataset itself, without tails. To be packed there is only one, which gives
     its files.
@@ -115,8 +115,8 @@ def ways_to_cut(dataset: Any, images: Images) -> tuple[list[Cut], str]:
     """
     if images.packed:
         return [packed(dataset)], ""
-    cuts, reason = cuts_of(dataset, images=images.rows == "images")
-    return [*cuts, whole(dataset)], reason
+    cut, reason = cut_of(dataset, images=images.rows == "images")
+    return [*filter(None, [cut]), whole(dataset)], reason
 
 
 def described(dataset: Any, length: int, cut: Cut) -> dict[str, Any]:
@@ -359,16 +359,6 @@ class Study:
         if turn == 0:
             for put, state in self._own:
                 put(state)
-
-
-def obstacle_to_packing(dataset: Any) -> str | None:
-    """Return why the first sample's images cannot be packed; None if they can. Reads it."""
-    try:
-        with random_states_kept(cuda=False):
-            read_row(packed(dataset), 0)
-    except BaseException as error:  # a sample may call sys.exit()
-        return str(not_interrupted(error))
-    return None
 
 
 def _spread(samples: int, count: int) -> list[int]:

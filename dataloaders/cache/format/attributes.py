@@ -1,6 +1,6 @@
 """What a dataset says of its classes, kept beside the rows: `classes` and `class_to_idx`.
 
-    ImageFolder.class_to_idx, through Subset and ConcatDataset ──> JSON in the file, 8 MiB at most
+    ImageFolder.class_to_idx, through Subset ──> JSON in the file, 8 MiB at most
     CachedDataset.class_to_idx <──checked: texts and numbers, nothing else──┘
 
 They are no part of the fingerprint, since no row depends on how a class is called.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from operator import index
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import Subset
 
 from dataloaders.cache.format.fields import Malformed, loads, require
 from dataloaders.cache.printable import printable, shown
@@ -29,8 +29,8 @@ def attributes_of(dataset: Any, get: Callable[[Any, str], Any] = getattr) -> dic
 
     ``classes``: a list of texts, or of tuples of texts (the synonyms of ImageNet).
     ``class_to_idx``: a dict from text to int. Anything else is left out, and all of it where it
-    takes more than 8 MiB. A Subset says what its dataset says, a ConcatDataset what all of its
-    datasets agree on. ``get`` reads an attribute; `held` runs no code of the dataset.
+    takes more than 8 MiB. A Subset says what its dataset says. ``get`` reads an attribute; `held`
+    runs no code of the dataset.
     """
     found = _said_by(dataset, get)
     return found if len(encoded(found)) <= _LONGEST else {}
@@ -45,9 +45,6 @@ def _said_by(dataset: Any, get: Callable[[Any, str], Any]) -> dict[str, Any]:
             continue
     if not found and isinstance(dataset, Subset):
         return _said_by(dataset.dataset, get)
-    if not found and isinstance(dataset, ConcatDataset):
-        first, *others = (_said_by(each, get) for each in dataset.datasets)
-        return {n: e for n, e in first.items() if all(other.get(n) == e for other in others)}
     return found
 
 

@@ -158,53 +158,42 @@ def whole(dataset: Any) -> Cut:
     return Cut(dataset, (), [], head, (), _name_of(dataset))
 
 
-def cuts_of(dataset: Any, *, images: bool = False) -> tuple[list[Cut], str]:
-    """Return the cuts of ``dataset`` but `whole`, best first, and why there is no other.
+def cut_of(dataset: Any, *, images: bool = False) -> tuple[Cut | None, str]:
+    """Return the cut of ``dataset`` that keeps least, or None and why there is none but `whole`.
 
-    With ``images`` a cut before PILToTensor and ToImage is the best one, since PIL images are to be
-    kept. Nothing is read: whether a cut dataset gives what it should is for `study` to find out.
+    With ``images`` it is before PILToTensor and ToImage, since PIL images are to be kept. Nothing
+    is read: whether a cut dataset gives what it should is for `study` to find out.
     """
     chains = find_chains(dataset)
     if not chains:
-        return [], "it holds no torchvision transform that could be cut"
-    cuts: list[Cut] = []
-    seen: list[tuple[int, ...]] = []
-    for ends in reversed(
-        list(zip(*(_ends(found.members, images) for found in chains), strict=True))
-    ):
-        if ends in seen or all(
-            end == len(found.members) for found, end in zip(chains, ends, strict=True)
-        ):
-            continue
-        seen.append(ends)
-        try:
-            cuts.append(cut_at(dataset, chains, ends))
-        except NotCopyable as error:
-            return [], str(error)
-        except Exception as error:  # a user's own classes on the way
-            return [], f"it could not be copied ({type(error).__name__}: {error})"
-    return cuts, "" if cuts else "all of its transforms are deterministic"
+        return None, "it holds no torchvision transform that could be cut"
+    ends = [_end(found.members, images) for found in chains]
+    if ends == [len(found.members) for found in chains]:
+        return None, "all of its transforms are deterministic"
+    try:
+        return cut_at(dataset, chains, ends), ""
+    except NotCopyable as error:
+        return None, str(error)
+    except Exception as error:  # a user's own classes on the way
+        return None, f"it could not be copied ({type(error).__name__}: {error})"
 
 
-def _ends(members: Sequence[Member], images: bool) -> list[int]:
-    """Return how many members may be before a cut, at most first.
+def _end(members: Sequence[Member], images: bool) -> int:
+    """Return how many members are before the cut.
 
-    Those before the first one that is random or a user's own; without a run at their end that
-    makes floats; and, for ``images``, without what makes tensors of PIL images in front of that.
+    Those before the first one that is random or a user's own, without a run at their end that makes
+    floats; and, for ``images``, without what makes tensors of PIL images in front of that.
     """
     most = next(
         (n for n, member in enumerate(members) if member.kind is not Kind.DETERMINISTIC),
         len(members),
     )
-    bytes_ = most - len(trailing(members[:most]))
-    while bytes_ < most and members[bytes_].torchvision in CONVERTERS:
-        bytes_ += 1
-    if not images:
-        return [most, bytes_]
-    pictures = bytes_
-    while pictures and members[pictures - 1].torchvision in CONVERTERS:
-        pictures -= 1
-    return [most, bytes_, pictures]
+    end = most - len(trailing(members[:most]))
+    while end < most and members[end].torchvision in CONVERTERS:
+        end += 1
+    while images and end and members[end - 1].torchvision in CONVERTERS:
+        end -= 1
+    return end
 
 
 def cut_at(
