@@ -28,12 +28,8 @@ _ROOT = Path(__file__).resolve().parents[1]
 _KEPT = _ROOT / "tests" / "coverage.toml"
 _SLACK = 0.2  # points: which lines a race or a drawn example reaches differs a little
 _ALL = ["--numprocesses", "auto", "--dist", "worksteal"]
-# They may not write, figures too.
-_ALL += [
-    "--deselect=tests/test_cache_reader.py::test_rows_are_read_verified_and_made_batches",
-    "--deselect=tests/test_cache_opening.py"
-    "::test_folders_that_may_not_be_looked_into_and_a_user_without_a_home",
-]
+# It may not write, figures too.
+_ALL += ["--deselect=tests/test_cache_reader.py::test_rows_are_read_verified_and_made_batches"]
 
 
 def main() -> int:

@@ -21,7 +21,6 @@ from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, Compressed, merge, verify
 from dataloaders.cache.format.codecs import Codec, Undecodable
-from dataloaders.errors import OptionError
 from helpers.cached import build, built, refused, spoil
 from helpers.compare import assert_same, bits
 from helpers.datasets import Made
@@ -156,14 +155,6 @@ def test_the_file_and_how_it_was_compressed(tmp_path, codec):
     refused(rule, make, "a.h5", Compressed(codec, 9))
     refused(f"compress: none when it was built, {codec}, level {level} now", make, "c.h5", codec)
     assert make("c.h5", codec, overwrite=True).columns[0].packing is not None
-
-
-def test_options(tmp_path):
-    for compress in ("blosc", 9):
-        rule = r"it must be None|must be an int from 1 to"
-        refused(rule, built, pictures, tmp_path / "a.h5", compress=compress, error=OptionError)
-    for level in (("zstd", 23), ("gzip", 0), ("zstd", True)):
-        refused("must be an int from 1 to", Compressed, *level, error=OptionError)
 
 
 @pytest.mark.parametrize("says", ["zstd, level 99", f"gzip, level {'9' * 5000}", ["gzip"]])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Subset, random_split
+from torch.utils.data import Subset, random_split
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Resize, v2
 from torchvision.transforms.functional import pil_to_tensor
@@ -108,12 +108,8 @@ UNSTUDIED = 377  # neither among the samples that the study reads of so many, no
 DRAWS = {
     "torch, normal": (lambda: float(torch.randn(())), "torch"),
     "torch, seeded": (lambda: float(torch.manual_seed(5).initial_seed()), "torch"),
-    "NumPy, normal": (lambda: float(np.random.randn()), "NumPy"),
     "NumPy, two normals": (lambda: np.random.randn(2), "NumPy"),
-    "NumPy, seeded": (lambda: np.random.seed(5), "NumPy"),
     "random, one bit": (lambda: random.getrandbits(1), "Python's random"),
-    "random, normal": (lambda: random.gauss(0, 1), "Python's random"),
-    "random, seeded": (lambda: random.seed(5), "Python's random"),
 }
 
 
@@ -234,8 +230,8 @@ def test_of_an_image_folder(tmp_path):
     for each in (cached, pickle.loads(pickle.dumps(cached))):
         assert each.classes == dataset.classes == ["class0", "class2", "Über"]
         assert list(each.class_to_idx.items()) == list(dataset.class_to_idx.items())
-    first, second = random_split(cached, [4, 2])
-    nested = built(ConcatDataset([Subset(first, [1, 0]), second]), tmp_path / "b.h5")
+    first, _ = random_split(cached, [4, 2])
+    nested = built(Subset(first, [1, 0]), tmp_path / "b.h5")
     assert nested.class_to_idx == dataset.class_to_idx
 
 
@@ -250,16 +246,7 @@ def test_what_hdf5_info_and_verify_make_of_them(path, tmp_path, command):
     assert "class_to_idx: 2 (cat: 0, \\x1b[2J: 1)" in shown
     spoil(path, cached.index.attributes.offset + 14)
     assert any("the dataset's classes" in damage.what for damage in verify(path))
-    none = built(numbers(), tmp_path / "b.h5")
-    assert (none.attributes, hasattr(none, "classes")) == ({}, False)
-    rule = r"b\.h5 has no class_to_idx: the dataset that it was"
-    refused(rule, getattr, none, "class_to_idx", error=AttributeError)
-
-
-class Raises(Made):
-    @property
-    def classes(self):
-        raise RuntimeError("not yet loaded")
+    assert not hasattr(built(numbers(), tmp_path / "b.h5"), "classes")
 
 
 ODD = ["", "\ud800", "\0", "é" * 99]
@@ -270,38 +257,16 @@ ODD = ["", "\ud800", "\0", "é" * 99]
     [
         ({"classes": [*ODD, tuple(ODD), ()], "class_to_idx": {"a": -(2**63), "\ud800": 2**63 - 1}},
          None),
-        ({"classes": ("a", "b")}, {"classes": ["a", "b"]}),
         ({"classes": [np.str_("a"), ["c"]]}, {"classes": ["a", ("c",)]}),
-        ({"class_to_idx": {"a": np.int64(3)}}, {"class_to_idx": {"a": 3}}),
-        ({"classes": 3, "class_to_idx": {"a": 1}}, {"class_to_idx": {"a": 1}}),
+        ({"classes": 3, "class_to_idx": {"a": np.int64(3)}}, {"class_to_idx": {"a": 3}}),
         ({"classes": [f"{number:030}" for number in range(300_000)]}, {}),
-        *(({"class_to_idx": each}, {})
-          for each in ({"a": True}, {"a": 2**63}, {"a": 1.0}, {1: 1}, [("a", 1)])),
-        *(({"classes": each}, {})
-          for each in ([1, 2], ["a", None], [("a", 1)], "abc", 10, torch.zeros(3))),
+        *(({"class_to_idx": each}, {}) for each in ({"a": 2**63}, {"a": 1.0}, {1: 1})),
+        *(({"classes": each}, {}) for each in ([1, 2], "abc", torch.zeros(3))),
     ],
     ids=lambda each: ascii(each)[:40],
 )  # fmt: skip
 def test_what_is_kept_of_what_a_dataset_says(path, said, found):
     assert built(numbers(**said), path).attributes == (said if found is None else found)
-
-
-def test_of_several_datasets_what_all_agree_on(tmp_path):
-    both = {"classes": ["a", "b"], "class_to_idx": {"a": 0, "b": 1}}
-    one, same = numbers(**both), numbers(classes=("a", "b"), class_to_idx={"b": 1, "a": 0})
-    other = numbers(classes=["a", "b"], class_to_idx={"a": 1, "b": 0})
-    own = Subset(one, [0])
-    own.classes = ["of the subset"]
-    for number, (dataset, found) in enumerate(
-        (
-            (ConcatDataset([Subset(one, [0]), ConcatDataset([same, one])]), both),
-            (ConcatDataset([one, same, other]), {"classes": ["a", "b"]}),
-            (ConcatDataset([one, numbers()]), {}),
-            (own, {"classes": ["of the subset"]}),
-            (Raises(int, 3), {}),  # which cannot be asked
-        )
-    ):
-        assert built(dataset, tmp_path / f"{number}.h5").attributes == found
 
 
 def test_other_classes_than_the_file_was_built_with(path):
@@ -316,7 +281,6 @@ def test_other_classes_than_the_file_was_built_with(path):
     refused(message, built, numbers(class_to_idx={"cat": 1, "dog": 0}), path)
     for dataset in (numbers(), same):  # which says nothing of them, or the same
         assert built(dataset, path).classes == ["cat", "dog"]
-    assert built(other, path, overwrite=True).classes == ["cat", "cow", "dog"]
 
 
 def test_joined_shards(path, tmp_path):
@@ -324,8 +288,6 @@ def test_joined_shards(path, tmp_path):
     dataset = numbers(7, classes=names, class_to_idx={name: n for n, name in enumerate(names)})
     cached = built(dataset, path, rows=3, single_file=False)
     assert (cached.classes, cached.class_to_idx) == (dataset.classes, dataset.class_to_idx)
-    # Beside the index, not in it: what does not ask for them does not read them.
-    assert cached.index.user_block == 4096
     assert verify(path) == []
     say_less(cached.shards[1])
     join(path)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataloaders.cache import CachedDataset, Compressed, verify
+from dataloaders.cache import CachedDataset, Compressed
 from dataloaders.cache.format.block import block_for
 from helpers.cached import build, built, mixed, refused, spoil
 from helpers.datasets import Made
@@ -259,13 +259,6 @@ def test_a_fingerprint_of_anything_is_only_shown(read, folder, whole):
     CachedDataset(folder / "mixed.h5", expect={"f": (1,)})  # as JSON has it
 
 
-def test_namedtuples_of_one_file_leave_room_for_those_of_the_next(read, whole):
-    for start in (0, 900, 1800):
-        names = [{"namedtuple": [f"T{start + n}", []]} for n in range(900)]
-        assert "structure has 0 leaves" in read(whole.changed({"structure": {"list": names}}))
-    assert read(whole.data) == "read"
-
-
 def test_rows_by_the_billion_that_take_no_room(path, read):
     """Nothing in the file bounds the rows of samples that are always the same empty thing."""
     one = np.zeros((2, 3, 0))
@@ -356,9 +349,7 @@ def test_shards_in_another_order_and_other_counts_and_names(path, read, wholes, 
             {"first": -1}, {"first": True}, {"first": most + 1}, {"shard": "1 of 3"},
             {"shard": "3 of 3", "length": 9}, {"shard": "1 of 0", "length": 9},
             {"shard": "1 of 3", "length": -9}, {"shard": "1 of 3", "length": True},
-            {"shard": "1 of 2", "length": most + 1}, {"shard": ["1 of 3"], "length": 9},
-            {"shard": "9" * 5000 + " of 3", "length": 9},
-            {"shard": "\u0661 of \u0663", "length": 9},
+            {"shard": "1 of 2", "length": most + 1}, {"shard": "9" * 5000 + " of 3", "length": 9},
         )),
     ):  # fmt: skip
         build(path, [1], failed=[(1, "b")], fingerprint=fingerprint)
@@ -406,16 +397,11 @@ def test_failed_samples_that_are_no_list(read, whole):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "is no JSON"),
         (b"{}", "is no object of classes and class_to_idx"),
-        (b'{"head":1}', "is no object of"),
         (b'{"classes":{}}', "classes is no list"),
         (b'{"classes":[["a",[]]]}', "a class is \\[\\], and no text"),
-        (b'{"class_to_idx":[]}', "class_to_idx is no object"),
-        (b'{"class_to_idx":{"a":true}}', "no number of 64 bits"),
         (b'{"class_to_idx":{"a":9223372036854775808}}', "no number of 64 bits"),
         (b'{"classes":' + b"[" * 40, "is no JSON"),
-        (b'{"class_to_idx":{"a":1,"a":2}}', "a key occurs twice"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_classes_is_said(path, whole, text, message):
@@ -426,18 +412,6 @@ def test_what_is_wrong_with_classes_is_said(path, whole, text, message):
     refused(message, lambda: CachedDataset(path).attributes)
 
 
-def test_json_is_utf8(path, read):
-    """json itself guesses the encoding of bytes, and imports what decodes it."""
-    whole = whole_of(path, [["a" * 28]], failed=[(1, "b" * 64)])
-    for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-8-sig"):
-        data, fields = whole.data, whole.fields
-        for place, size in (fields["columns"][0]["values"], fields["failed"]["messages"]):
-            data = put(data, place, ("[1]" + " " * size).encode(encoding)[:size])
-        said = read(data)
-        assert "cannot hold" in said
-        assert "the list of failed samples" in said
-
-
 def test_a_bool_is_true_or_false(path):
     for column in whole_of(path, [(np.zeros(4, bool), True)]).fields["columns"]:
         place, size = column["values"]
@@ -445,15 +419,6 @@ def test_a_bool_is_true_or_false(path):
     array, flag = CachedDataset(path)[0]
     assert array.tobytes() == b"\x01\x01\x01\x01"
     assert flag is True
-
-
-def test_names_are_shown_in_part(path):
-    """Messages stay short, whatever the keys are."""
-    index = build(path, [{f"{n}" + "k" * 190: {"k" * 190: ["x", n]}} for n in (1, 1)])
-    spoil(path, index.columns[0].values.offset)
-    (damage,) = verify(path)
-    assert len(damage.what) < 200
-    assert len(str(refused("kkk", CachedDataset(path).__getitem__, 0))) < 400
 
 
 def test_a_row_of_many_values_takes_no_more_memory_than_there_is_room_for(read, wholes):

@@ -1,11 +1,12 @@
 """Images of a cache that are encoded anew, or packed as the dataset's own files."""
 
 import io
-import itertools
 import pickle
+import random
 import shutil
 import struct
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +14,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.datasets import ImageFolder
+from torchvision.io import decode_image
 from torchvision.transforms import v2
-from torchvision.transforms.functional import InterpolationMode
 
 from backends.h5 import H5
 from dataloaders import DataLoader
-from dataloaders.cache import CachedDataset, Encoded, estimate, verify
+from dataloaders.cache import CachedDataset, Encoded, precompute, verify
 from dataloaders.cache.sample.encoding import encoded
 from dataloaders.cache.sample.leaf import fits, value_of
 from dataloaders.cache.sample.sample import split
 from dataloaders.errors import OptionError
 from helpers.cached import (
-    MODES,
     assert_all_equal,
     build_of_bytes,
     built,
@@ -36,11 +36,16 @@ from helpers.cached import (
     stored_file,
 )
 from helpers.compare import assert_same, bits
-from helpers.datasets import Made
-from helpers.pictures import saved, smooth, write_folder
+from helpers.datasets import Made, MapDataset
+from helpers.pictures import OF_TORCHVISION, image_files, saved, smooth, write_folder
 
 SIZE = 6
-NEAREST = InterpolationMode.NEAREST
+pytestmark = [
+    # An image that is opened and not read to its end stays open.
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Palette images with Transparency"),
+    pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities"),
+]
 KEPT = {
     "jpeg": ("L", "RGB", "CMYK"),
     "png": ("1", "L", "LA", "RGB", "RGBA", "I;16"),
@@ -65,7 +70,7 @@ class Photos(Made):
 class Masks(Made):
     """A picture and a mask with a palette, as VOCSegmentation gives them."""
 
-    size, colour, transform, target_transform = SIZE, 0, None, None
+    size = SIZE
 
     def sample(self, index):
         height = 24 + index % 2
@@ -73,15 +78,10 @@ class Masks(Made):
         indices = ((x // 7 + y // 5 + index) % 5).astype(np.uint8)
         indices[y // 5 != (y + 1) // 5] = 255
         target = Image.fromarray(indices)
-        target.putpalette([value * 37 % 256 for value in range(767)] + [self.colour])
+        target.putpalette([value * 37 % 256 for value in range(63)])
         if index == 3:
             target.info["transparency"] = 255
-        image = smooth(index, height)
-        if self.transform is not None:
-            image = self.transform(image)
-        if self.target_transform is not None:
-            target = self.target_transform(target)
-        return image, target
+        return smooth(index, height), target
 
 
 @pytest.fixture
@@ -116,44 +116,14 @@ def test_lossless_formats_give_the_very_pixels_back(data):
     assert bits(back) == bits(decode(split(image)[1][0]))
 
 
-def test_modes_and_what_a_format_keeps_of_them():
-    for name, mode in itertools.product(KEPT, MODES):
-        if mode not in KEPT[name]:
-            rule = f"mode '{mode}', 4 x 3 pixels, which {name} can"
-            refused(rule, encode, Image.new(mode, (4, 3)), name)
-    rule = r"which jpeg cannot keep; png and webp can\. Call"
-    refused(rule, encode, Image.new("RGBA", (4, 3)), "jpeg")
-    image = smooth(0, mode="RGBA")
-    image.putalpha(0)
-    assert bits(decode(encode(image, "webp"))) == bits(image)  # the colours below it, too
-
-
 @pytest.mark.parametrize("name", KEPT)
-def test_images_that_are_empty_or_too_large_and_what_else_is_in_them(name, monkeypatch):
-    refused("it is empty", encode, Image.new("RGB", (0, 4)), name)
-    if name != "png":
-        rule = r"70000 x 1 pixels.* too large\. Give max_side"
-        refused(rule, encode, Image.new("L", (70000, 1)), name)
+def test_images_that_are_too_large_and_what_else_is_in_them(name, monkeypatch):
     image, clean = smooth(0, 40, 40), encode(smooth(0, 40, 40), name)
     image.info = {"icc_profile": b"secret", "exif": b"Exif\0\0secret", "dpi": (7, 7)}
     assert encode(image, name).values.tobytes() == clean.values.tobytes()
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     refused("it is too large", encode, image, name)  # it could not be read again
     assert decode(encode(image, name, max_side=20)).size == (20, 20)
-
-
-@settings(max_examples=100)
-@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.sampled_from(["RGB", "1"]))
-def test_the_longer_side_is_bounded(width, height, most, mode):
-    image = smooth(0, height, width).convert(mode)
-    kept = decode(encode(image, "png", max_side=most))
-    if max(width, height) <= most:
-        assert bits(kept) == bits(image)
-        return
-    assert max(kept.size) == most
-    for now, before in zip(kept.size, image.size, strict=True):
-        assert abs(now - before * most / max(width, height)) <= 0.5 or now == 1
-    assert bits(kept) == bits(image.resize(kept.size, Image.Resampling.LANCZOS))
 
 
 def test_ways_that_there_are_not(path):
@@ -166,22 +136,12 @@ def test_ways_that_there_are_not(path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    ("choices", "text"),
-    [
-        ([None, "raw", {}, {"image": "raw"}], "raw"),
-        ([{"image": Encoded("jpeg")}, {"image": Encoded("jpeg", quality=90)}],
-         "image: jpeg, quality 90"),
-        ([{"mask": "png", "image": Encoded("webp", max_side=5), "label": "raw"}],
-         "image: webp, max_side 5; mask: png"),
-    ],
-)  # fmt: skip
-def test_ways_in_words_and_what_the_file_has_counts_where_nothing_is_said(path, choices, text):
-    first = built(Photos(), path, images=choices[0])
-    assert first.index.fingerprint["images"] == text
-    for again in (None, *choices):
+def test_what_the_file_has_counts_where_nothing_is_said(path):
+    images = {"mask": "png", "image": Encoded("jpeg", max_side=5), "label": "raw"}
+    first = built(Photos(), path, images=images)
+    for again in (None, {"image": Encoded("jpeg", 90, 5), "mask": "png"}):
         assert built(Photos(), path, images=again).identity == first.identity
-    rule = f"images: {text} when it was built, png now; build"
+    rule = "images: image: jpeg, quality 90, max_side 5; mask: png when it was built, png now; bui"
     refused(rule, built, Photos(), path, images="png")
 
 
@@ -226,50 +186,6 @@ def test_masks_with_a_palette_are_kept_as_png(path, images):
     refused("largest=2999 allows", CachedDataset, path, largest=4 * 25 * 30 - 1)
 
 
-def test_masks_with_a_palette_that_are_made_smaller_or_may_not_be_png(path):
-    cached = built(Masks(), path, images=Encoded("png", max_side=13))
-    for row in range(SIZE):
-        kept, whole = cached[row][1], Masks()[row][1]
-        assert max(kept.size) == 13
-        assert bits(kept) == bits(whole.resize(kept.size, Image.Resampling.NEAREST))
-    text = r"column '1' is an image of mode 'P', 30 x 24 pixels, which jpeg cannot keep; png can"
-    rule = rf"{text}\. Name the columns to encode and leave this"
-    refused(rule, built, Masks(), path, images="jpeg", overwrite=True)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_of_masks_are_those_of_stock(path, workers, workers_end_fast):
-    def indices(image):
-        """Somebody's own transform."""
-        return torch.from_numpy(np.array(image)).long() + image.info.get("transparency", 0)
-
-    dataset = Masks(
-        transform=v2.Compose([v2.CenterCrop(20), v2.RandomCrop(16), *FLOATS]),
-        target_transform=v2.Compose([v2.Resize(22, NEAREST), v2.RandomCrop(16), indices]),
-    )
-    options = {"batch_size": 4, "shuffle": True, "num_workers": workers, "seed": 5}
-    ours, theirs = (DataLoader(dataset, backend=each, **options) for each in (H5(path), "stock"))
-    for _ in range(2):
-        assert_same(list(ours), list(theirs))
-    cached = CachedDataset(path)
-    assert kinds(cached)["1"] == ["encoded:PNG:P"]
-    assert cached.index.head[0].startswith("dataset.transform: CenterCrop(")
-    dataset.colour = 7  # its palette is part of what a sample gives
-    refused("the contents of sample 0, ", built, dataset, path, check="contents")
-
-
-def test_files_are_small_said_to_be_so_and_not_compressed_again(path, tmp_path):
-    large = Made(lambda index: (smooth(index, 300, 400), torch.zeros(9000)), SIZE)
-    told, size = {}, {}
-    for how in ("raw", "jpeg"):
-        told[how] = estimate(large, tmp_path / how, images=how, num_workers=0).bytes
-        size[how] = built(large, tmp_path / how, images=how).path.stat().st_size
-    assert size["jpeg"] < size["raw"] / 5
-    assert told["jpeg"] < min(told["raw"] / 5, size["jpeg"] + 1)
-    cached = built(large, path, images="jpeg", compress="zstd")
-    assert [column.packing is None for column in cached.columns] == [True, False]
-
-
 def test_a_mode_that_cannot_be_kept_names_its_sample(path):
     dataset, images = Photos(mode="RGBA"), {"image": "jpeg"}
     text = "sample 2 cannot be kept: column 'image' is an image of mode 'RGBA'"
@@ -282,10 +198,7 @@ def test_a_mode_that_cannot_be_kept_names_its_sample(path):
 @pytest.mark.parametrize(
     ("dataset", "images", "text"),
     [
-        (Photos(transform=v2.Compose([v2.ToImage(), v2.CenterCrop(9)])), {"image": "jpeg"},
-         "there is no PIL image in 'image' of Photos"),
         (Photos(), {"picture": "jpeg"}, "'picture' of Photos .*, whose columns are 'image', 'ma"),
-        (Photos(), {"label": "png"}, "there is no PIL image in 'label'"),
         (Made(torch.full, 3, sample=lambda index: torch.full((3, 4, 4), index)), "jpeg",
          "images='jpeg, quality 90' .*: there is no PIL image in any column of Made"),
     ],
@@ -316,11 +229,6 @@ def test_packed_files_that_are_broken(path, photos):
     refused(rule, built, dataset, path, **options)
     cached = built(dataset, path, on_error="skip", **options)
     assert [number for number, _ in cached.failed] == [1]
-    for file in photos.rglob("*.*"):
-        file.write_bytes(EPS)
-    rule = r"sample 0 cannot be kept: .* is no file of format BM"
-    refused(rule, built, dataset, path, **options)
-    refused("no sample could be read", built, dataset, path, on_error="skip", **options)
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
@@ -365,19 +273,193 @@ def test_bytes_that_are_no_such_image(path, kind, data, text):
 def test_what_the_backend_says(path, photos, tmp_path):
     dataset = ImageFolder(photos, v2.Compose([v2.RandomCrop(9), v2.PILToTensor()]))
 
-    def plan(backend, of=dataset):
-        return str(backend.explain(DataLoader(of)))
-
     def first(backend, of=dataset):
         return next(iter(DataLoader(of, backend=backend)))
 
-    assert "with images as packed, built at" in plan(H5(path, images="packed"))
-    assert "with images" not in plan(H5(path))
     built(dataset, path, images=Encoded("jpeg", 70))
-    assert f"rows of {path} with images as jpeg, quality 70\n" in plan(H5(path))
+    plan = str(H5(path).explain(DataLoader(dataset)))
+    assert f"rows of {path} with images as jpeg, quality 70\n" in plan
     packed = H5(tmp_path / "no.h5", images="packed")
-    assert "cannot serve this loader: sample 0 cannot be kept" in plan(packed, Photos())
     refused("an image that Pillow did not open from", first, packed, Photos())
     rule = "images: jpeg, quality 70 when it was built, png now"
     refused(rule, first, H5(path, images="png"))
     refused("images='gif'", H5, images="gif", error=OptionError)
+
+
+# `images="packed"`: the files that a dataset opens, found by recording its own code
+
+
+CHAIN = v2.Compose([v2.Resize(18), v2.RandomCrop(9), v2.RandomHorizontalFlip(), v2.ToImage()])
+pack = partial(built, images="packed")
+
+
+class Bytes(MapDataset):
+    """Samples that ``make(dataset, bytes, index)`` makes of files in memory."""
+
+    def __init__(self, make, files=None, transform=CHAIN):
+        files = files or [saved(smooth(number), "JPEG") for number in range(SIZE)]
+        super().__init__(None, len(files), make=make, files=files, transform=transform)
+
+    def sample(self, index):
+        return self.make(self, self.files[index], index)
+
+
+def opened(file):
+    return Image.open(io.BytesIO(file))
+
+
+def rgb(file):
+    return opened(file).convert("RGB")
+
+
+def as_dict(self, file, index):
+    image = rgb(file)
+    return {"image": self.transform(image), "size": image.size, "label": {"number": index}}
+
+
+def as_hugging_face(self, file, index):
+    image = opened(file)
+    image.load()
+    if image.getexif().get(0x0112) is not None:
+        image = ImageOps.exif_transpose(image)
+    return {"image": self.transform(image.convert("RGB")), "label": index}
+
+
+def views_before_and_after(self, file, index):
+    image = rgb(file)
+    return self.transform(image), self.transform(image), {"before": image}
+
+
+def with_masks_and_numbers(self, file, index):
+    mask = opened(saved(smooth(index, mode="L").quantize(7), "PNG"))
+    edges = np.asarray(opened(saved(smooth(index, mode="L"), "PNG"))) > 99
+    image = self.transform(rgb(file))
+    return image, mask, mask.copy().convert("L"), edges, random.Random(index).random()
+
+
+def as_it_is(self, file, index):
+    return self.transform(opened(file)), index
+
+
+def assert_packed(cached, dataset, files=()):
+    """Samples equal the dataset's, and the first column of files has these."""
+    assert_all_equal(cached, dataset)
+    number = [column.variants[0][0] for column in cached.columns].index("file:RGB")
+    assert [stored_file(cached, number, row) for row in range(len(files))] == list(files)
+
+
+@pytest.mark.parametrize(
+    ("make", "format"),
+    [
+        (as_dict, "JPEG"),
+        (as_hugging_face, "PNG"),
+        (views_before_and_after, "WEBP"),
+        (with_masks_and_numbers, "TIFF"),
+        (as_it_is, "JPEG"),
+    ],
+)
+def test_a_dataset_of_ones_own(tmp_path, make, format):
+    dataset = Bytes(make, [saved(smooth(number), format) for number in range(SIZE)])
+    cached = pack(dataset, tmp_path / "a.h5", num_workers=2 if make is as_dict else 0)
+    assert cached.index.head == ()
+    for each in (cached, pack(dataset, tmp_path / "a.h5")):  # built, opened
+        assert_packed(each, dataset, dataset.files)
+
+
+ODD = {  # those that a loader might turn, or of which it might take another part
+    name: file
+    for name, file in image_files().items()
+    if name in (
+        "jpeg turned", "jpeg cmyk", "jpeg progressive", "jpeg several", "png palette", "png alpha",
+        "png 16 grey", "png bits", "gif animated", "webp alpha lossless", "bmp",
+    )
+}  # fmt: skip
+ODD |= {name: saved(smooth(1), name) for name in ("TIFF", "PPM")}
+
+
+def test_a_folder_of_files_of_every_kind(tmp_path):
+    (tmp_path / "class").mkdir()
+    for number, file in enumerate(ODD.values()):
+        (tmp_path / "class" / f"{number:02}.png").write_bytes(file)
+    plain = ImageFolder(tmp_path)
+    cached = pack(plain, tmp_path / "a.h5")
+    assert_packed(cached, plain, ODD.values())
+    for (ours, _), (theirs, _) in zip(cached, plain, strict=True):  # of the default loader
+        assert type(ours) is type(theirs)
+        assert dict(ours.getexif()) == dict(theirs.getexif())
+        assert ours.info.keys() == theirs.info.keys()
+
+
+def looked_at(self, file, index):
+    image = rgb(file)
+    return image, np.asarray(image).mean()
+
+
+def decoded_by_torchvision(self, file, index):
+    return decode_image(torch.frombuffer(bytearray(file), dtype=torch.uint8))
+
+
+def another_frame(self, file, index):
+    image = opened(file)
+    image.seek(1)
+    return image.convert("RGB")
+
+
+@pytest.mark.parametrize(
+    ("make", "files", "call"),
+    [
+        (lambda self, file, index: rgb(file).resize((8, 8)), None, r"Image\.resize\(\(8, 8\)"),
+        (looked_at, None, r"Image\.im"),
+        (decoded_by_torchvision, None, "the decoder decode_"),
+        (another_frame, [ODD["gif animated"]], r"Image\.seek"),
+    ],
+)
+def test_an_image_that_was_touched(tmp_path, make, files, call):
+    first = make.__code__.co_firstlineno
+    lines = "|".join(str(first + after) for after in range(4))
+    rule = (
+        rf"^sample 0 cannot be kept: images='packed' .* keeps .*{call}.* at .*{__file__}:({lines})"
+        r".*images='jpeg' \(--images\), 'png' or 'webp'$"
+    )
+    refused(rule, pack, Bytes(make, files), tmp_path / "a.h5")
+
+
+def test_what_cannot_be_packed(tmp_path):
+    def later(self, file, index):  # where no study looks
+        return rgb(file).rotate(90) if index == 50 else rgb(file)
+
+    path, many = tmp_path / "a.h5", [saved(smooth(0), "JPEG")] * 150
+    files = [saved(smooth(n, mode="L" if n == 1 else "RGB"), "JPEG") for n in range(SIZE)]
+    voc = OF_TORCHVISION["voc_segmentation"](tmp_path, transforms=v2.CenterCrop(5))
+    for dataset, rule in (
+        (voc, r"Image\.crop"),  # one transform of image and target
+        (Bytes(as_it_is, files), r"sample 1 cannot be kept.*its images are of mode L"),
+        (Bytes(later, many), r"sample 50 cannot be kept.*Image\.trans"),
+    ):
+        refused(rule, pack, dataset, path)
+    dataset = Bytes(as_it_is, files, v2.Compose([v2.RGB(), CHAIN]))
+    assert_packed(pack(dataset, path), dataset, files)
+    cached = pack(Bytes(later, many), tmp_path / "b.h5", on_error="skip")
+    assert [number for number, _ in cached.failed] == [50]
+
+
+@pytest.mark.parametrize("name", OF_TORCHVISION)
+def test_torchvisions_datasets(tmp_path, name):
+    target = v2.RandomHorizontalFlip() if name == "voc_segmentation" else str
+    transform = v2.Compose([v2.RandomCrop(5), v2.ToImage()])
+    dataset = OF_TORCHVISION[name](tmp_path, transform=transform, target_transform=target)
+    assert_packed(pack(dataset, tmp_path / "a.h5"), dataset)
+
+
+@pytest.mark.filterwarnings("ignore:the cache .* holds what other versions computed")
+def test_a_file_of_an_earlier_version(tmp_path):
+    transform = v2.Compose([v2.RandomCrop(6), v2.ToImage()])
+    cached = CachedDataset(Path(__file__).parent / "data" / "cache_v3" / "packed.h5")
+    for number, (image, label) in enumerate(cached):
+        (tmp_path / f"class{label}").mkdir(exist_ok=True)
+        file = tmp_path / f"class{label}" / f"{number}.{'jpg' if number < 3 else 'png'}"
+        file.write_bytes(stored_file(cached, 0, number))
+        assert image.size == (12, 9 + [0, 2, 1, 3][number])
+    dataset = ImageFolder(tmp_path, transform)
+    found = precompute(dataset, cached.path, images="packed")
+    assert_packed(found, dataset, [Path(file).read_bytes() for file, _ in dataset.samples])

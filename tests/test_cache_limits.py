@@ -12,7 +12,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from PIL import Image
 
 from dataloaders.cache import CachedDataset, Encoded, join, precompute, verify
 from helpers.cached import build_of_bytes, built, refused, spoil, stored_file
@@ -70,9 +69,6 @@ def test_what_the_index_says(tmp_path):
     small, told = first("c.h5", images=Encoded("jpeg", max_side=10))
     most = max(w * h for w, h in (sample["image"].size for sample in small))
     assert told[2] == most <= 100
-    assert first("d.h5", [None, "a", "abc"])[1] == ("sample", 3, None)
-    tiny = Made(lambda index: Image.new("L", (1, 1), index), 2)
-    assert first("e.h5", tiny, images="png")[1][2] == 1
     joined = built(PICTURES, tmp_path / "f.h5", images="png", rows=3, single_file=False)
     assert said(joined.path) == said(png.path)
     assert len(CachedDataset(joined.path, largest=4 * LARGEST)[:]) == 9
@@ -162,10 +158,9 @@ def large_path(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)  # gigabytes, whatever the disk
-@pytest.mark.parametrize("one_shape", [True, False])
-def test_samples_of_100_megabytes_that_are_more_than_2_gib(large_path, one_shape):
-    def scan(index):  # all of one shape, or each longer than the one before
-        volume = torch.zeros(105 + (0 if one_shape else index), 1000, 1000, dtype=torch.uint8)
+def test_samples_of_100_megabytes_that_are_more_than_2_gib(large_path):
+    def scan(index):  # each longer than the one before
+        volume = torch.zeros(105 + index, 1000, 1000, dtype=torch.uint8)
         volume.view(-1)[[0, 12_345_678, -1]] = torch.tensor([1, 100, 200]).byte() + index
         return volume, index
 
@@ -176,15 +171,4 @@ def test_samples_of_100_megabytes_that_are_more_than_2_gib(large_path, one_shape
         assert torch.equal(volume, scan(index)[0])
     assert verify(large_path) == []
     with h5py.File(large_path) as file:
-        assert file["columns/0" if one_shape else "columns/0/values"].size > 1 << 31
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_a_million_rows(large_path):
-    million = Made(lambda index: (index, "x" * (index % 3)), 1_000_000)
-    cached = precompute(million, large_path, num_workers=2)
-    assert np.array_equal(cached.column("0"), np.arange(1_000_000))
-    rows = [*np.random.default_rng(0).integers(0, 1_000_000, 1000).tolist(), -1]
-    assert cached.__getitems__(rows) == [(row % 10**6, "x" * (row % 10**6 % 3)) for row in rows]
-    assert verify(large_path) == []
+        assert file["columns/0/values"].size > 1 << 31

@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-import re
 from collections import OrderedDict, namedtuple
 
 import numpy as np
@@ -17,8 +16,7 @@ from torchvision import tv_tensors
 
 from dataloaders.cache.sample.leaf import DTYPES, fits, value_of
 from dataloaders.cache.sample.sample import column_names, join, leaf_paths, namedtuples_in, split
-from dataloaders.errors import CacheError
-from helpers.cached import KEYS, SAMPLES, Point, palettes, refused
+from helpers.cached import KEYS, SAMPLES, Point, refused
 from helpers.compare import bits
 
 
@@ -40,46 +38,17 @@ def test_a_sample_comes_back_to_the_bit(sample):
         assert fits(leaf.kind, leaf.values.dtype.str, of, None)
 
 
-@settings(max_examples=250, deadline=None)
-@given(palettes(st.none() | st.integers(-2, 300) | st.binary(max_size=300)))
-def test_an_image_with_a_palette_comes_back_or_is_refused(image):
-    known = image.info.get("transparency")
-    try:
-        (leaf,) = split(image)[1]
-    except CacheError:
-        refused(r"mode 'P', which .*PNG does not give its palette", split, image)
-        if type(known) is bytes:  # those that Pillow reads as an int, or not at all
-            assert len(known) > 256 or re.fullmatch(b"\xff*\0\xff*\n?", known)
-        else:
-            assert not 0 <= known < 256
-        return
-    assert (leaf.kind, leaf.pixels) == ("encoded:PNG:P", image.width * image.height)
-    back = value_of(leaf.kind, leaf.values)
-    assert (type(back), bits(back)) == (Image.Image, bits(image))
-    file = Image.open(io.BytesIO(leaf.values.tobytes()))  # as others read it
-    assert file.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
-    back.putpixel((0, 0), 1)  # may be changed
-    assert split(image)[1][0].values.tobytes() == leaf.values.tobytes()
-
-
-def test_a_file_of_an_image_with_a_palette_holds_no_more_than_it(monkeypatch):
+def test_a_palette_that_cannot_be():
     image = Image.new("P", (2, 2))
     image.putpalette([1, 2, 3, 4, 5, 6])
-    (clean,) = split(image)[1]
-    image.info = {"icc_profile": b"secret", "exif": b"Exif\0\0secret", "palette": "RGB 1"}
-    assert split(image)[1][0].values.tobytes() == clean.values.tobytes()
-    image.info = {}
     for said in ("", "RGB", "RGB 3", "RGB -1", "RGB 01", "CMYK 1", "RGBA 1"):
         info, file = PngInfo(), io.BytesIO()
         info.add_text("palette", said)
         image.save(file, "PNG", pnginfo=info)
         rule = "what it says of its palette cannot be"
         refused(rule, value_of, "encoded:PNG:P", np.frombuffer(file.getvalue(), np.uint8))
-    for mode in ("CMYK", "RGBA"):
-        image.putpalette([1, 2, 3, 4], mode)
-        refused(r"mode 'P', .*PNG does not .*numpy\.array\(image\)", split, image)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # it could not be read again
-    refused(r"mode 'P', .*DecompressionBombError.*numpy\.array", split, Image.new("P", (40, 40)))
+    image.putpalette([1, 2, 3, 4], "RGBA")
+    refused(r"mode 'P', .*PNG does not .*numpy\.array\(image\)", split, image)
 
 
 VIDEO = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2)
@@ -112,9 +81,6 @@ def test_a_namedtuple_can_be_pickled():
         assert (type(again), again) == (type(back), Point(1, "a"))
 
 
-MANY = namedtuple("Many", [f"x{number}" for number in range(256)])
-
-
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
@@ -126,18 +92,13 @@ MANY = namedtuple("Many", [f"x{number}" for number in range(256)])
         ({2**70: 1}, "64 bits"),
         ({"\ud800": 1}, "without surrogates"),
         (2**63, "int beyond 64 bits; return it as a str"),
-        ([2**63], r"sample\[0\] is an int beyond 64 bits"),
         (np.array(["a"]), "array of <U1; a cache keeps arrays of numbers"),
-        (np.array([object()]), "array of object"),
         (np.ma.masked_array([1], [True]), r"a masked array, .*return \.filled\(\)"),
         (torch.zeros(2).to_sparse(), r"torch.sparse_coo; .*call .to_dense\(\)"),
         (torch.zeros(2, device="meta"), r"is on meta; return .cpu\(\)"),
         (torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "nested .* as a list"),
-        (lambda: torch.nested.nested_tensor([torch.zeros(2)]), r"is a Tensor of .*return nested t"),
         (torch.zeros(2, dtype=torch.float8_e4m3fnuz), "tensor of torch.float8_e4m3fnuz, which"),
-        (Image.new("P", (2, 0)), r"mode 'P', .*it has no pixels\); .*numpy.array\(image\)"),
         (Image.new("PA", (2, 2)), r"mode 'PA', .*one of 1, L, .*or return numpy.array\(image\)"),
-        (namedtuple("A", "x")(object()), "object"),
         (
             namedtuple("A", map("x{}".format, range(256)))(*range(256)),
             "that .* up to 255 fields, .*; return a dict",
@@ -146,7 +107,7 @@ MANY = namedtuple("Many", [f"x{number}" for number in range(256)])
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_what_cannot_be_kept_is_named(sample, message):
-    refused(message, split, sample() if callable(sample) else sample)
+    refused(message, split, sample)
 
 
 def test_a_sample_without_an_end():

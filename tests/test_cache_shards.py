@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from dataloaders.cache import CachedDataset, join
-from dataloaders.errors import CacheError, OptionError
+from dataloaders.errors import OptionError
 from helpers.cached import built, refused, spoil
 from helpers.compare import assert_same
 from helpers.datasets import NUMBERED as SIZE
@@ -50,14 +49,6 @@ def expected(tmp_path_factory):
     folder = tmp_path_factory.mktemp("expected")
     built_in_turn(Numbered(), folder / "a.h5")
     return folder
-
-
-def test_a_rank_reads_its_part_and_no_more_than_a_look_at_the_rest(path):
-    dataset = Numbered(400, log=path.with_name("log"))
-    cached = build(dataset, path, 2, wait=False)
-    assert cached.path == path.with_suffix(".parts") / "00200.h5"
-    assert labels(cached) == list(range(200, 300))
-    assert len([index for index in dataset.reads() if not 200 <= index < 300]) < 40
 
 
 def test_who_comes_later_only_opens_it(expected, tmp_path):
@@ -142,36 +133,6 @@ def test_parts_that_have_samples_twice_are_not_joined(path, tmp_path):
     assert names(tmp_path) == ["00000.h5", "00012.h5", "00024.h5", "00036.h5"]
 
 
-class Fits(Exception):
-    """There is room: nothing needs to be built."""
-
-
-def announced(path, size, rank=0, error=Fits, match="^fits", **options):
-    """The bytes that each byte of these mebibytes takes on the disk, as a rank of 8 says."""
-    told = []
-
-    def announce(estimate):
-        told.append(estimate)
-        raise Fits("fits")
-
-    dataset = Made(lambda index: torch.zeros(2**20, dtype=torch.uint8), size)
-    refused(match, build, dataset, path, rank, 8, announce=announce, error=error, **options)
-    shutil.rmtree(path.with_suffix(".parts"), ignore_errors=True)
-    return told and told[0].disk_needed / told[0].bytes
-
-
-def test_ranks_say_of_the_whole_whether_it_becomes_one_file_and_has_room(path):
-    assert announced(path, 800) == 1
-    assert announced(path, 100) == 2
-    assert announced(path, 100, wait=False) == 1
-    assert announced(path, 800, single_file=True) == 2
-    room = os.statvfs(path.parent)
-    size = 2 * room.f_bavail * room.f_frsize // 2**20  # they fill the disk twice
-    # An eighth would fit.
-    announced(path, size, 2, CacheError, r"are needed.* and .* are free in", wait=True)
-    announced(path, size, 2, wait=False)  # each rank may have a folder of its own
-
-
 KILLED = """
 import os
 from helpers.datasets import Numbered
@@ -206,18 +167,6 @@ def test_torchrun_starts_again_when_a_rank_is_killed(tmp_path):
     assert 1 <= len(lines) <= 2
     assert all(line.startswith("a.h5: 41 samples, ") for line in lines)
     assert_same(list(CachedDataset(tmp_path / "a.h5")), [Numbered()[row] for row in range(SIZE)])
-
-
-def test_a_rank_that_failed_says_what_is_kept_and_of_what(path):
-    options = {"rows": 2, "wait": False}
-    failing = Numbered(failing={17})
-    error = refused("no sample 17 today", build, failing, path, 1, error=ValueError, **options)
-    assert any("6 of 10 samples are kept in" in note for note in error.__notes__)
-    rule = "unfinished build of something else; .*contents of sample 0"
-    refused(rule, build, Numbered(shift=1), path, 1, **options)
-    seen = []
-    build(Numbered(), path, 1, progress=seen.append, **options)
-    assert (seen[0].samples_done, seen[0].samples) == (6, 10)
 
 
 def test_samples_that_fail_have_the_numbers_of_the_dataset(path, tmp_path):
@@ -283,7 +232,7 @@ def test_who_waits_for_a_rank_makes_the_parts_that_it_leaves(tmp_path: Path, kil
     assert_same(list(cached), [Numbered()[row] for row in range(SIZE)])
     rank_0.join()
     assert rank_0.exitcode == (-9 if killed else 0)
-    assert (seen[0].shards_left, seen[0].samples_done, seen[0].samples) == (1, 21, SIZE)
+    assert (seen[0].samples_done, seen[0].samples) == (21, SIZE)
 
 
 def test_a_sample_that_fails_is_an_error_of_each_rank(path):
@@ -292,12 +241,6 @@ def test_a_sample_that_fails_is_an_error_of_each_rank(path):
         error = refused("no sample 17 today", build, failing, path, rank, 2, error=ValueError)
     assert any("21 of 21 samples are kept in" in note for note in error.__notes__)
     assert len(build(Numbered(), path, 1, 2)) == SIZE
-
-
-def test_a_shard_that_cannot_be(path):
-    rule = r"it must be None or \(rank, of\), such as \(3, 8\)"
-    for shard in ((4, 4), (-1, 4), (0, 0), (0,), [0, 4], (0.0, 4), (True, 4), "0/4", (0, 1 << 17)):
-        refused(rule, built, Numbered(), path, shard=shard, error=OptionError)
 
 
 @pytest.fixture
@@ -343,13 +286,10 @@ def test_the_rank_is_that_of_torchrun(build_command, monkeypatch, tmp_path):
     assert [path.name for path in (tmp_path / "a.parts").glob("*.h5")] == ["00020.h5"]
     told("0", "1", status=0)
     assert [path.name for path in tmp_path.rglob("*.h5")] == ["a.h5"]
-    assert "shard=(2, 2) (--shard)" in told("2", "2")
     monkeypatch.delenv("WORLD_SIZE")
-    for words, message in (
-        (["--no-wait"], "--no-wait is for shards"),
-        *(([f"--shard={text}"], f"--shard: invalid shard value: '{text}'")
-          for text in ("3", "a/4", "1/")),
-        *(([f"--shard={text}"], "it must be None or (rank, of), such as (3, 8)")
-          for text in ("4/4", "-1/4")),
-    ):  # fmt: skip
-        assert message in build_command(*words, status=2).err
+    for word, message in (
+        ("--no-wait", "--no-wait is for shards"),
+        ("--shard=a/4", "--shard: invalid shard value: 'a/4'"),
+        ("--shard=4/4", "it must be None or (rank, of), such as (3, 8)"),
+    ):
+        assert message in build_command(word, status=2).err

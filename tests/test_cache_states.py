@@ -22,8 +22,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from PIL import Image
-from torchvision.transforms import v2
 
 from dataloaders.cache import CachedDataset, verify
 from dataloaders.errors import CacheError
@@ -46,18 +44,10 @@ def ragged(values, row):
     return Point({"k": (row, leaf, *words)}, (row % 2 == 0, {1: [["a", row], None] * (row % 3)}))
 
 
-def image(values, row):
-    height, width = 9 + row % 2, 8
-    return Image.fromarray(values.integers(0, 256, (height, width, 3), np.uint8)), row
-
-
-HEADS = {"images": v2.Identity(), "encoded": v2.CenterCrop(8)}  # what is computed once
 KINDS = {
     "fixed": (fixed, {}),
     "compressed": (fixed, {"compress": "zstd"}),
     "ragged": (ragged, {}),
-    "images": (image, {}),
-    "encoded": (image, {"images": "png"}),
 }
 
 
@@ -100,8 +90,7 @@ class Samples(MapDataset):
     classes, version, moment = ("cat", "dog"), 0, None
 
     def __init__(self, kind, size, failing):
-        chain = v2.Compose([HEADS[kind], v2.RandomCrop(7)]) if kind in HEADS else None
-        super().__init__(None, size, kind=kind, failing=failing, transform=chain)
+        super().__init__(None, size, kind=kind, failing=failing)
 
     def __getitem__(self, row):
         if self.moment is not None and row == self.moment.reading < self.size:
@@ -109,8 +98,7 @@ class Samples(MapDataset):
         return super().__getitem__(row)
 
     def sample(self, row):
-        sample = KINDS[self.kind][0](np.random.default_rng((self.version, row)), row)
-        return sample if self.transform is None else (self.transform(sample[0]), sample[1])
+        return KINDS[self.kind][0](np.random.default_rng((self.version, row)), row)
 
 
 signals = st.sampled_from([signal.SIGKILL, signal.SIGINT])
@@ -357,14 +345,12 @@ class Caches(RuleBasedStateMachine):
 
     def stored(self, version):
         """Return what a cache keeps of this version of the dataset."""
-        kind = self.dataset.kind
-        samples = [
-            KINDS[kind][0](np.random.default_rng((version, row)), row)
+        make = KINDS[self.dataset.kind][0]
+        return [
+            make(np.random.default_rng((version, row)), row)
             for row in range(len(self.dataset))
             if row not in self.failing
         ]
-        head = HEADS.get(kind)
-        return samples if head is None else [(head(image), row) for image, row in samples]
 
 
 def left_of_group(pid):

@@ -1,10 +1,7 @@
 """``dataloaders cache``, run as its user runs it: real files, a real folder of images."""
 
-import argparse
-import ast
 import os
 import re
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,10 +10,8 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from dataloaders import cache, cli
 from dataloaders.cache import CachedDataset
-from dataloaders.cli.cache_options import FLAGS, add_parsers
-from dataloaders.cli.photos import make_photos
+from dataloaders.cli.cache_options import FLAGS
 from helpers import warm
 from helpers.cached import built, refused, spoil
 from helpers.compare import assert_same
@@ -156,25 +151,13 @@ def test_names_that_the_terminal_cannot_show_are_escaped(path):
     assert r"\u4e2d" in done.stdout
 
 
-@pytest.mark.nightly
-def test_output_that_is_closed_is_done_without(command, tmp_path):
-    words = "build squares_data.py:squares x.h5 --workers 0"
-    line = f"{sys.executable} -m dataloaders cache {words} >&- 2>&-"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run(line, shell=True, cwd=tmp_path, check=True, env=environment)
-    assert len(CachedDataset(tmp_path / "x.h5")) == 6
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["nowhere", "x.h5"], "'nowhere' names no dataset; give module:name"),
-        (["squares_data.py", "x.h5"], "names no dataset; give module:name, file.py:name or a fol"),
         (["squares_daat:squares", "x.h5"], "there is no module 'squares_daat'"),
         (["squares_data.py:sqares", "x.h5"], "has no 'sqares' at its top level"),
         (["torch.utils.data:Subset", "x.h5"], "cannot be called without arguments (missing a req"),
-        (["nowhere.py:data", "x.h5"], "'nowhere.py' does not exist"),
-        ([".", "x.h5", "--crop", "0"], "--crop 0: it must be 1 or more, in pixels"),
         (["squares_data.py:number", "x.h5"], "is a int; a cache is built of a dataset"),
         (["squares_data.py:squares", "x.h5", "--crop", "3"], "are for a folder of images"),
         (["empty", "x.h5"], "'empty' is no folder of images"),
@@ -192,7 +175,6 @@ def test_a_dataset_that_is_none(command, words, message):
         ("num_workers", ["--workers", "-1"]),
         ("images", ["--images", "gif"]),
         ("quality", ["--images", "jpeg", "--quality", "0"]),
-        ("max_side", ["--images", "png", "--max-side", "99999"]),
         ("compress", ["--compress", "lz4"]),
         ("level", ["--compress", "gzip", "--level", "10"]),
         ("shard", ["--shard", "1/70000"]),
@@ -207,10 +189,8 @@ def test_an_option_that_cannot_be_is_named_as_it_was_given(command, name, words)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--images packed", "images: packed"),
         ("--images jpeg --quality 70 --max-side 20", "images: jpeg, quality 70, max_side 20"),
         ("--compress zstd --level 9", "compress: zstd, level 9"),
-        ("--images packed --max-side 9", None),
         ("--images png --quality 80", None),
         ("--level 9", None),
     ],
@@ -219,35 +199,6 @@ def test_how_values_are_stored_stands_in_the_file(command, words, told):
     write_folder(Path("photos"), 3)
     build(command, "photos", "x.h5", *words.split(), status=2 if told is None else 0)
     assert told is None or f"built from {told}" in command("info", "x.h5").out
-
-
-def test_all_messages_name_options_by_the_table():
-    """Of the texts in the code, none names an option by itself; images by column are Python's.
-
-    The command's help does: its examples are given to its parser.
-    """
-    names = re.compile("|".join(rf"\b{name}=(?!{{)|{flag}\b" for name, flag in FLAGS.items()))
-    commands = [Path(cli.__file__).with_name(name) for name in ("cache.py", "cache_source.py")]
-    for path in [*Path(cache.__file__).parent.rglob("*.py"), *commands]:
-        tree = ast.parse(path.read_text())
-        alone = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
-        for each in ast.walk(tree):
-            if isinstance(each, ast.Constant) and id(each) not in alone:
-                assert not names.search(str(each.value)), f"{path}:{each.lineno}"
-
-
-def test_folders_pipes_and_other_files_are_no_damaged_caches(command):
-    Path("folder").mkdir()
-    Path("text.h5").write_text("no cache")
-    for words, what in (
-        ("verify folder", "folder is a folder; give"),
-        ("verify absent.h5", "absent.h5; build one"),
-        ("info text.h5", "text.h5 is no cache"),
-    ):
-        assert what in command(*words.split(), status=2).err
-    done = command("verify", "text.h5", status=1)
-    assert "text.h5 is no cache" in done.out
-    assert "--overwrite" not in done.out  # it may be somebody's file of another kind
 
 
 def test_a_cache_is_verified_and_its_parts_are_merged(command):
@@ -261,35 +212,3 @@ def test_a_cache_is_verified_and_its_parts_are_merged(command):
     spoil(Path("one.h5"), Path("one.h5").stat().st_size // 2)
     done = command("verify", "one.h5", status=1)
     assert done.out.splitlines()[1].startswith("one.h5 is damaged: build it again")
-
-
-@pytest.mark.nightly
-def test_the_readme_shows_what_is_printed(command):
-    """The block of the third use; what depends on machine and time is left out."""
-    make_photos(Path("photos"), count=64)
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    first = "$ dataloaders cache build photos"
-    block = first + readme.partition(f"```\n{first}")[2].partition("```")[0]
-    _, *parts = re.split(r"^\$ dataloaders cache (.*)\n", block, flags=re.M)
-    given, shown = parts[::2], parts[1::2]
-    assert [each.split()[0] for each in given] == ["build", "info", "verify"]
-    own = re.compile(r"^(build  |compute  |verify  |built from (PIL|numpy|torch)|\.\.\.)")
-    for words, expected in zip(given, shown, strict=True):
-        printed = [line.rstrip() for line in command(*words.split()).out.splitlines()]
-        lines = [line for line in expected.splitlines() if line and not own.match(line)]
-        assert lines
-        assert [line for line in printed if not own.match(line)][: len(lines)] == lines
-    assert re.search(r"about 12\.0 MiB and 0:00:0\d with .*; [\d.]+ .iB are free", shown[0])
-
-
-def test_the_examples_of_help_can_be_given(command):
-    parser, examples = argparse.ArgumentParser(exit_on_error=False), 0
-    add_parsers(parser.add_subparsers())
-    for action in ((), ("build",), ("join",), ("merge",), ("info",), ("verify",)):
-        done = command(*action, "--help")
-        for line in done.out.splitlines():
-            given = line.split("#")[0].split()
-            if given[:2] == ["dataloaders", "cache"]:
-                parser.parse_args(given[1:])
-                examples += 1
-    assert examples >= 6

@@ -1,15 +1,17 @@
 """backend="h5": whole batches out of the mapped file, equal to what torch makes of its samples."""
 
+import gc
 import pickle
 import random
 import re
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import BatchSampler, Sampler, Subset, TensorDataset, default_collate
+from torch.utils.data import BatchSampler, Sampler, Subset, default_collate
 from torchvision.models import ResNet18_Weights
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
@@ -17,6 +19,7 @@ from torchvision.transforms import v2
 from backends.h5 import H5
 from backends.h5.batches import finishes_floats
 from backends.h5.images import obstacle_in
+from backends.h5.threads import Threads
 from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
@@ -24,7 +27,8 @@ from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from helpers.cached import built, spoil, stored_file
 from helpers.compare import assert_same
 from helpers.datasets import CountingStream, Made, MapDataset
-from helpers.pictures import folder, smooth
+from helpers.pictures import Opened, folder, noise, smooth
+from helpers.processes import is_true_in_a_fork
 
 COUNT = 12
 ONE, THREE = ((20, 24),), ((20, 24), (31, 17), (20, 16))
@@ -280,16 +284,12 @@ SCALED = v2.ToDtype(torch.float32, scale=True)
     ("members", "why"),
     [
         ([v1.CenterCrop((4, 0)), TENSOR], "at least 1 x 1"),
-        ([v1.RandomCrop((4.5, 4)), TENSOR], "not with its options"),
-        ([v1.RandomCrop(4, padding=2, fill=(1, 2, 3)), TENSOR], "only borders of zeros"),
         ([v2.RandomCrop(4, padding=2, fill={"others": 3}), TENSOR], "only borders of zeros"),
         ([v2.RandomCrop(4, pad_if_needed=True, padding_mode="reflect"), TENSOR], "only borders"),
         ([v1.RandomCrop(3, padding=9), TENSOR], "from 0 to below size"),
-        ([v2.RandomResizedCrop(9), TENSOR], "RandomResizedCrop .* only CenterCrop, RandomCrop"),
         ([NORMAL, v2.RandomCrop(9), TENSOR], "Normalize .* only CenterCrop, Rand"),
         ([TENSOR, SCALED, NORMAL, v2.RandomCrop(9, 2)], "RandomCrop comes after Normalize"),
         ([v2.RandomCrop(9)], "makes no tensors"),
-        ([TENSOR, SCALED, v2.RandomCrop(9, 2), NORMAL, v2.RandomHorizontalFlip()], None),
         ([v2.RandomCrop(9), SCALED], None),
     ],
 )
@@ -371,16 +371,6 @@ def test_without_workers_a_thread_makes_the_batches_ahead():
     assert threads == {threading.get_ident()}
 
 
-def test_worker_init_fn_sees_the_cache_in_workers_and_the_dataset_where_it_is_read(tmp_path):
-    def start(worker):
-        with (tmp_path / "seen").open("a") as file:
-            print(type(torch.utils.data.get_worker_info().dataset).__name__, file=file)
-
-    list(DataLoader(cropped(), 4, num_workers=1, worker_init_fn=start, backend=H5()))
-    seen = (tmp_path / "seen").read_text().split()
-    assert (seen[0], seen[-1]) == ("Images", "CachedDataset")  # the first one studies it
-
-
 # The backend
 
 
@@ -407,10 +397,8 @@ def test_never_build(tmp_path):
         list(loader)
     built(cropped(), path)
     assert len(list(loader)) == 3
-    for options, rule in (({"build": "always"}, "must be 'if_missing' or 'never'"),
-                          ({"build": "never"}, "needs a path")):  # fmt: skip
-        with pytest.raises(OptionError, match=rule):
-            H5(**options)
+    with pytest.raises(OptionError, match="needs a path"):
+        H5(build="never")
 
 
 def test_the_plan(tmp_path):
@@ -418,20 +406,15 @@ def test_the_plan(tmp_path):
     members = [v1.Resize(20), v1.CenterCrop(18), v1.RandomCrop(16), v1.ToTensor()]
     dataset = Images(*members, module=v1)
     dataset.loader = Image.open  # as an ImageFolder has one: stock says that it decodes
-    stages = DataLoader(dataset, 4, backend=H5(path)).explain().stages
-    (live,) = [stage.how for stage in stages if stage.name == "augment"]
-    assert live == "RandomCrop, ToTensor; in the cache: Resize, CenterCrop"
-    assert "decode" not in [stage.name for stage in stages]
-    loader = DataLoader(Pair(), 4, backend=H5(path))
+    loader = DataLoader(dataset, 4, backend=H5(path))
     assert "built at the first iter()" in str(loader.explain())
     assert not path.exists()
     list(loader)
     assert f"rows of {path}\n" in str(loader.explain())
-    assert [stage.name for stage in loader.explain().stages].count("fetch") == 1
-    for dataset in (Pair(), TensorDataset(torch.zeros(4, 2))):
-        plan = str(DataLoader(dataset, 4, backend=H5(path)).explain())
-        assert "gather" not in plan  # that is what stock would do without the cache
-        assert "sample by sample" not in plan
+    stages = loader.explain().stages
+    (live,) = [stage.how for stage in stages if stage.name == "augment"]
+    assert live == "RandomCrop, ToTensor; in the cache: Resize, CenterCrop"
+    assert not {"decode", "gather"} & {stage.name for stage in stages}
     stream = DataLoader(CountingStream(), backend=H5(path))
     assert "an iterable dataset has no samples by index" in str(stream.explain())
     lists = BatchSampler(range(4), 2, drop_last=False)
@@ -453,41 +436,22 @@ class Mixed(Images):
 # What changes between epochs
 
 
-def other_member(images):
-    images.transform.transforms[0] = v2.RandomCrop(9)
-
-
-class Shifted:
-    """Code of one's own, which looks the same whatever its number."""
-
-    def __init__(self, by):
-        self.by = by
-
-    def __call__(self, image):
-        return image.point(lambda value: value + self.by)
-
-    def __repr__(self):
-        return "Shifted()"
-
-
 def test_transforms_that_are_changed_between_epochs_are_those_of_the_next():
-    def other_code(images):
-        images.transform = v2.Compose([v2.RandomCrop(16), Shifted(7), v2.ToImage()])
-
-    images = Images(v2.RandomCrop(16), v2.RandomHorizontalFlip(0.0), Shifted(1), v2.ToImage())
+    """Workers that stay keep those that they began with, as torch's do."""
+    images = Images(v2.RandomCrop(16), v2.RandomHorizontalFlip(0.0), turned_somehow, v2.ToImage())
     options = {"shuffle": True, "seed": 5, "num_workers": 1}
     h5, stock = (DataLoader(images, 4, backend=each, **options) for each in (H5(), "stock"))
-    for change in (len, other_member, other_code, len):
-        change(images)
+    stay = DataLoader(images, 4, num_workers=1, persistent_workers=True, backend=H5())
+    members = images.transform.transforms
+    for change in (
+        lambda: None,
+        lambda: members.__setitem__(0, v2.RandomCrop(9)),
+        lambda: members.pop(2),
+        lambda: None,
+    ):
+        change()
         assert_same(list(h5), list(stock))
-
-
-def test_workers_that_stay_have_the_transforms_that_they_began_with():
-    images = Images(v2.RandomCrop(16), v2.ToImage())
-    loader = DataLoader(images, 4, num_workers=1, persistent_workers=True, backend=H5())
-    list(loader)
-    other_member(images)
-    assert next(iter(loader))["image"].shape == (4, 3, 16, 16)
+        assert next(iter(stay))["image"].shape == (4, 3, 16, 16)
 
 
 def test_another_head_more_samples_dataset_and_collate_fn_count_from_the_next_epoch(tmp_path):
@@ -532,3 +496,65 @@ def test_a_cached_dataset_is_read_as_it_is(tmp_path, cache_folder):
     as_jpeg = built(cropped(), tmp_path / "b.h5", images="jpeg")
     assert "images as jpeg" in str(DataLoader(as_jpeg, 4, backend="h5").explain())
     assert "rows of a cache in" in str(DataLoader(cached, 4, backend=H5(images="png")).explain())
+
+
+# Batches made by several threads
+
+
+LARGE = 1 << 30
+
+
+def running():
+    return {each for each in threading.enumerate() if each.name.startswith("dataloaders-h5")}
+
+
+def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split():
+    before, others, seen = torch.get_num_threads(), running(), []
+    together = threading.Barrier(3, timeout=20)
+
+    def part(begin, end):
+        together.wait()
+        seen.append((begin, end, torch.get_num_threads()))
+        if begin == 0:
+            raise ValueError("the first part")
+
+    for most, size in ((1, LARGE), (3, 1000)):  # nothing is started where it does not pay
+        Threads(most).split(10, size, lambda *ends: seen.append((*ends, threading.get_ident())))
+    assert (seen, running()) == ([(0, 10, threading.get_ident())] * 2, others)
+    threads = Threads(3)
+    seen.clear()
+    with pytest.raises(ValueError, match="the first part"):
+        threads.split(10, LARGE, part)
+
+    def is_split():
+        done = []
+        threads.split(3, LARGE, lambda begin, _: done.append(begin))
+        return sorted(done) == [0, 1, 2]
+
+    assert is_true_in_a_fork(is_split)  # by threads of its own
+    threads.close()
+    assert sorted(seen) == [(0, 3, 1), (3, 6, 1), (6, 10, 1)]
+    assert (torch.get_num_threads(), running()) == (before, others)
+
+
+@pytest.mark.parametrize("end", ["bytes", "normal"])
+def test_batches_by_threads_are_the_same_and_no_thread_stays(end, tmp_path):
+    def loader(threads):
+        backend = H5(tmp_path / "a.h5", threads=threads)
+        return DataLoader(dataset, 20, seed=2, backend=backend)
+
+    steps = [v2.RandomCrop(480), v2.RandomHorizontalFlip(), *ENDS[end](v2)]
+    dataset = Opened(v2.Compose(steps), size=20, picture=partial(noise, 500, 500, 3))  # 14 MB
+    others = running()
+    wanted, by_three = list(loader(1)), loader(3)
+    assert AT_ONCE in str(by_three.explain())
+    assert running() == others
+    batches = list(by_three)
+    started = running() - others
+    assert 0 < len(started) <= 3  # an idle one takes the next part
+    del by_three
+    gc.collect()
+    for thread in started:
+        thread.join(timeout=20)
+    assert_same(batches, wanted)
+    assert running() <= others

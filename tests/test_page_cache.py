@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.machine.page_cache import evict, resident_pages, tells_truth, will_read
+from dataloaders.machine.page_cache import evict, resident_pages, tells_truth
 from helpers.datasets import Made
 from helpers.processes import becomes_true
 
@@ -55,30 +55,10 @@ def test_reading_brings_pages_and_evicting_drops_them(path):
     assert (first.tobytes(), second.tobytes()) == (content, content[3 * PAGE :])
 
 
-def test_will_read_brings_pages(path):
-    data = mapped(path)
-    will_read(data[5:5])
-    will_read(data[PAGES * PAGE :])
-    assert not resident_pages(path).any(), "nothing is asked for nothing"
-    will_read(data[PAGE + 1 : 9 * PAGE - 1])  # whole pages come, also where it begins inside
-    assert becomes_true(lambda: resident_pages(path)[1:9].all())
-    will_read(data)
-    assert becomes_true(lambda: resident_pages(path).all())
-
-
 def test_the_kernel_reports_pages_of_own_files(path):
     path.chmod(0o400)
     assert tells_truth(path), "it is one's own"
     assert tells_truth(Path("/proc/version")) == (os.geteuid() == 0)
-
-
-def test_a_file_that_is_empty_or_not_there(tmp_path):
-    (tmp_path / "empty").touch()
-    assert resident_pages(tmp_path / "empty").shape == (0,)
-    evict(tmp_path / "empty")
-    for call in (resident_pages, evict):
-        with pytest.raises(FileNotFoundError):
-            call(tmp_path / "none")
 
 
 # Rows of a cache
@@ -86,28 +66,6 @@ def test_a_file_that_is_empty_or_not_there(tmp_path):
 
 def share(path):
     return resident_pages(path).mean()
-
-
-@pytest.mark.parametrize("compress", [None, "zstd"])
-def test_will_read_brings_the_rows_of_a_cache(tmp_path, compress):
-    drawn = np.random.default_rng(0).integers(0, 256, (40, 5, PAGE), np.uint8)
-    samples = [
-        {"fixed": pages[:2].flatten(), "varied": pages[2 : 3 + row % 3], "label": row}
-        for row, pages in enumerate(drawn)
-    ]
-    precompute(samples, tmp_path / "a.h5", num_workers=0, compress=compress)
-    cached = CachedDataset(tmp_path / "a.h5")
-    assert 3.9 * PAGE < cached.row_bytes < 4.2 * PAGE
-    on_disk(cached.path)
-    for first, last in ((40, 41), (5, 5), (6, 2), (-3, 0)):
-        cached.will_read(first, last)
-    before = share(cached.path)
-    assert before < 0.3
-    cached.will_read(3, 11)
-    assert becomes_true(lambda: share(cached.path) >= before + 0.15)
-    cached.will_read(-3, 99)
-    assert becomes_true(lambda: share(cached.path) > 0.9)
-    assert (cached[7]["varied"] == samples[7]["varied"]).all()
 
 
 def test_will_read_brings_the_rows_of_parts(tmp_path):
