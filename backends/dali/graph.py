@@ -24,11 +24,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from nvidia.dali import Pipeline, fn, types
+from nvidia.dali import Pipeline, backend, fn, types
 
 from dataloaders.replaying import DecodeError
 
 Array = npt.NDArray[Any]
+
+# The first build for a device would warn that NPP or cuFFT is missing, which DALI's wheels do not
+# bring: no operator of this graph uses them, and those that do raise errors of their own.
+backend.cuda_checked = True  # type: ignore[attr-defined]
 
 _ARGUMENTS = ("start", "shape", "size", "start2", "shape2", "flip")
 """What is fed for each image, each int32 (down, across)."""
