@@ -20,6 +20,7 @@ import torch
 import torch.utils.data
 
 from dataloaders.batches.tree import Batch
+from dataloaders.errors import OptionError
 from dataloaders.plan import Plan
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Remainder",
     "Session",
     "Specification",
+    "check_images",
 ]
 
 Specification: TypeAlias = "torch.utils.data.DataLoader[Any]"
@@ -190,3 +192,19 @@ class Backend(ABC):
         Raises:
             BackendUnavailable: if the plan has an obstacle.
         """
+
+
+def check_images(options: Any) -> None:
+    """Check the options ``dtype`` and ``memory_format`` of a backend that makes images.
+
+    Raises:
+        OptionError: one of them has a value that it cannot take.
+    """
+    name, dtype, memory_format = type(options).__name__, options.dtype, options.memory_format
+    if dtype is not None and not getattr(dtype, "is_floating_point", False):
+        raise OptionError(f"{name}(dtype={dtype!r}): must be a float dtype such as torch.bfloat16")
+    known = (torch.preserve_format, torch.contiguous_format, torch.channels_last)
+    if memory_format not in known:
+        raise OptionError(
+            f"{name}(memory_format={memory_format!r}): must be one of {', '.join(map(str, known))}"
+        )

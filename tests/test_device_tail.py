@@ -1,7 +1,6 @@
 """The device tail of Prefetch: batches equal the dataset's own to the bit; without one, why."""
 
 import random
-import re
 from collections import namedtuple
 from typing import ClassVar
 
@@ -18,6 +17,7 @@ from backends.h5 import H5
 from backends.prefetch import Prefetch
 from backends.stock import Stock
 from dataloaders import DataLoader
+from dataloaders.errors import BackendUnavailable
 from dataloaders.replaying.pointwise import Pointwise
 from helpers.codes import padded
 from helpers.compare import assert_same, run_epochs
@@ -86,6 +86,7 @@ FLOATS2 = *BYTES2, v2.Normalize(MEAN, STD)
 CONVERTED = v1.PILToTensor(), v1.ConvertImageDtype(F32), FLOATS[1]
 TAILS = {
     "v1": chain(*FLOATS),
+    "v1, lone ToTensor": v1.ToTensor(),
     "v1, PILToTensor": chain(*CONVERTED),
     "v1, in place": chain(v1.ToTensor(), v1.Normalize(MEAN, STD, inplace=True)),
     "v1, one number": chain(v1.ToTensor(), v1.Normalize(0.5, 0.25)),
@@ -94,9 +95,12 @@ TAILS = {
     "v1, random head": chain(v1.RandomResizedCrop(7), v1.ColorJitter(0.2), *FLOATS),
     "v2": v2.Compose([*FLOATS2]),
     "v2, on tensors": v2.Compose([BYTES2[0], v2.RandomResizedCrop(7), *FLOATS2[1:]]),
+    "v2, pure": v2.Compose([*BYTES2, v2.ToPureTensor(), FLOATS2[2]]),
     "v2, pure at the end": v2.Compose([v2.PILToTensor(), *FLOATS2[1:], v2.ToPureTensor()]),
     "v2, unscaled": v2.Compose([v2.ToImage(), v2.ToDtype(F32)]),
+    "v2, functional": lambda image: v2.functional.to_dtype(BYTES2[0](image), F32, True),
     "v2, functional, unscaled": lambda image: v2.functional.to_dtype(BYTES2[0](image), F32),
+    "v2, half": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float16, scale=True)]),
     "v2, double": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float64, True), FLOATS2[2]]),
     "mixed": v2.Compose([v1.ToTensor(), v2.Normalize(MEAN, STD)]),
     "Sequential": torch.nn.Sequential(v2.ToImage(), v2.RandomCrop(5), *FLOATS2[1:]),
@@ -220,10 +224,12 @@ def one_channel(own, index):
 
 def test_batches_of_other_sorts():
     check(lambda: Pictures(v1.ToTensor(), one_channel), whole=False, batch_size=None)
+    check(lambda: Pictures(normalized()), batch_size=8)
     check(lambda: Pictures(normalized(), size=1), batch_size=8)
     check(lambda: Pictures(normalized()), batch_sampler=[[1, 2], [4]], batch_size=1)
     check(lambda: Pictures(normalized()), collate_fn=CustomBatch)
     check(lambda: Pictures(TAILS["v2"], sizes), collate_fn=as_list)
+    check(lambda: Pictures(TAILS["v1, PILToTensor"], sizes), batch_size=None)
     check(lambda: Pictures(normalized()), collate_fn=now_and_then)
 
 
@@ -268,24 +274,38 @@ REFUSED = {
         Pictures(chain(*FLOATS, v1.Lambda(torch.sqrt))), "Pictures .* floats: Tensor.sqrt at"
     ),
     "erasing": (Pictures(ERASING), "v1t.erase, after"),
+    "no floats": (Pictures(chain(v1.PILToTensor())), "no float image"),
+    "arrays": (
+        Pictures(normalized(), lambda *own: plain(*own)[0].numpy()), "Tensor.numpy at"
+    ),
     "unreadable": (
         Pictures(normalized(), lambda *own: 1 // 0),
         r"reading samples \[0, 3, 5, 8\] of Pictures failed: ZeroDivisionError",
     ),
+    "empty": (Pictures(normalized(), size=0), r"Pictures has no len\(\) or no samples"),
     "stream": (CountingStream(), "CountingStream has no samples by index"),
+    "three means for one": (Pictures(chain(v1.Grayscale(), *FLOATS)), "RuntimeError: .*shape"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("dataset", "why"), REFUSED.values(), ids=REFUSED)
 @pytest.mark.thinned(2)
 def test_refusals_and_their_reasons(dataset, why):
-    assert re.search(f"normalised before the copy: .*{why}", str(tailed(dataset).explain()))
+    with pytest.raises(BackendUnavailable, match=why):
+        next(iter(tailed(dataset, backend=Prefetch(dtype=torch.float16))))
 
 
-def test_a_collate_fn_that_works_on_floats_is_a_reason():
+def test_a_collate_fn_that_works_on_floats_and_a_batch_without_images_are_reasons():
     plan = str(tailed(Pictures(normalized()), collate_fn=padded).explain())
     assert "normalised before the copy" in plan
     assert "works on the floats" in plan
+
+    def read(own, index):
+        return torch.rand(3, 8, 8) if index == 7 else own.transform(picture(index))
+
+    backend = Prefetch(tail=True, dtype=torch.float16)
+    with pytest.raises(BackendUnavailable, match="a batch has no image whose floats"):
+        list(tailed(Pictures(normalized(), read), backend=backend, batch_size=1))
 
 
 # Values
@@ -299,9 +319,10 @@ def test_what_torchvision_refuses_to_normalise_is_refused():
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("dtype", [F32, torch.float16])
+@pytest.mark.parametrize("asked", [None, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [F32, torch.float16, torch.float64])
 @pytest.mark.parametrize("lib", [v1, v2], ids=["v1", "v2"])
-def test_every_byte_in_every_channel_is_torchvisions(lib, dtype, device):
+def test_every_byte_in_every_channel_is_torchvisions(lib, dtype, asked, device):
     """In both layouts, one image and several, in one piece and in several pieces."""
     scale = lib.ConvertImageDtype(dtype) if lib is v1 else v2.ToDtype(dtype, scale=True)
     chain = lib.Compose([scale, lib.Normalize(MEAN, STD)])
@@ -312,6 +333,25 @@ def test_every_byte_in_every_channel_is_torchvisions(lib, dtype, device):
     assert tail.dtype is dtype
     for pixels in (every, every.repeat(2, 3, 1, 1, 1), every.repeat(40, 1, 1, 1)):
         for each in (pixels, pixels.movedim(-3, -1).contiguous().movedim(-1, -3)):
-            out = torch.empty_like(each, dtype=dtype, device=device)
+            out = torch.empty_like(each, dtype=asked or dtype, device=device)
             tail(each.to(device), out)
-            assert_same(out.cpu().contiguous(), chain(pixels))
+            assert_same(out.cpu().contiguous(), chain(pixels).to(asked or dtype))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("memory_format", [torch.preserve_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.covering
+def test_dtypes_and_memory_formats(dtype, memory_format, device):
+    """Each value is rounded to once."""
+    tails = {name: TAILS[name] for name in ("v1", "v1, PILToTensor", "v2")}
+    dataset = Pictures(tails, each_tail)
+    backend = Prefetch(tail=True, dtype=dtype, memory_format=memory_format, device=device)
+    loader = tailed(dataset, backend=backend, num_workers=int(device == "cuda"))
+    assert ("rounded to" in str(loader.explain())) == (dtype is not None)
+    for batch, wanted in zip(loader, torch.utils.data.DataLoader(dataset, 4), strict=True):
+        for name, image in batch.items():
+            assert image.device.type == device
+            if memory_format is torch.channels_last:
+                assert image.is_contiguous(memory_format=memory_format)
+            assert_same(image.cpu().contiguous(), wanted[name].to(dtype or F32).contiguous())

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from dataloaders import registry
-from dataloaders.backend import Backend, Remainder, Session, Specification
+from dataloaders.backend import Backend, Remainder, Session, Specification, check_images
 from dataloaders.errors import BackendUnavailable, DataLoadersError, OptionError
 from dataloaders.plan import Plan, Stage
 from dataloaders.specification import check_device, device_of
@@ -56,6 +56,9 @@ class Prefetch(Backend):
             run on the device after the copy, once a batch, so that bytes are copied. Only if
             samples of this dataset prove that batches stay the same to the bit; `explain` says why
             not. None: on a device, not on the CPU. See docs/prefetch.md.
+        dtype: a float dtype for those images, such as ``torch.bfloat16``; each value is rounded
+            to it once. None: the dataset's own.
+        memory_format: ``torch.channels_last`` or ``torch.contiguous_format`` for those images.
 
     Raises:
         OptionError: an option has a value that it cannot take.
@@ -66,6 +69,8 @@ class Prefetch(Backend):
     device: torch.device | str | int | None = None
     pin_memory: bool = True
     tail: bool | Remainder | None = None
+    dtype: torch.dtype | None = None
+    memory_format: torch.memory_format = torch.preserve_format
 
     name: ClassVar[str] = "prefetch"
     delivers: ClassVar[Literal["host", "device"]] = "device"
@@ -79,12 +84,23 @@ class Prefetch(Backend):
         if not isinstance(self.pin_memory, bool):
             raise OptionError(f"Prefetch(pin_memory={self.pin_memory!r}): must be True or False")
         check_device(self.device, f"Prefetch(device={self.device!r})")
+        check_images(self)
+        if self.tail is False and self.shapes_images:
+            raise OptionError(
+                "Prefetch(tail=False) with dtype= or memory_format=: only the tail makes images of "
+                "another dtype or layout; leave out tail=False"
+            )
         if isinstance(self.inner, Backend):
             self._check(self.inner)
         elif not isinstance(self.inner, str):
             raise OptionError(
                 f"Prefetch(inner={self.inner!r}): must be a backend such as Stock(), or its name"
             )
+
+    @property
+    def shapes_images(self) -> bool:
+        """Whether images are asked for in another dtype or layout than the dataset's own."""
+        return self.dtype is not None or self.memory_format is not torch.preserve_format
 
     def explain(self, loader: Specification) -> Plan:
         """Return the inner backend's plan, then who takes its batches and how they are copied."""
@@ -104,6 +120,8 @@ class Prefetch(Backend):
         if isinstance(left, Remainder):
             stages = (*stages, Stage("normalise", str(device), left.description))
         elif left is not None:
+            if self.shapes_images:
+                return Plan(self.name, obstacle=f"dtype= or memory_format=: {left}")
             notes = (*notes, f"images are normalised before the copy: {left}")
         return Plan(self.name, stages, str(device), notes=notes)
 

@@ -28,15 +28,17 @@ def divided(
     """
     if isinstance(options.tail, Remainder):
         return inner, options.tail
-    if options.tail is False or (options.tail is None and device.type == "cpu"):
+    wanted = device.type != "cpu" or options.shapes_images
+    if options.tail is False or (options.tail is None and not wanted):
         return inner, None
     names = {field.name for field in fields(inner)}  # type: ignore[arg-type]
     if "puts_off" in names:  # it yields bytes and the steps that are left, as h5
         how = f"where {inner.name} makes whole batches: ToTensor, Normalize once a batch"
-        return replace(inner, puts_off=True), DeviceTail(how)  # type: ignore[type-var]
+        tail = DeviceTail(options.dtype, options.memory_format, how)
+        return replace(inner, puts_off=True), tail  # type: ignore[type-var]
     if "view" in names and inner.view is None:  # type: ignore[attr-defined]
         # It iterates a view of the loader whose workers record the tail, as stock.
-        found = device_tail(loader)
+        found = device_tail(loader, options.dtype, options.memory_format)
         if isinstance(found, DeviceTail):
             inner = replace(inner, view=found.recorded)  # type: ignore[type-var]
         return inner, found

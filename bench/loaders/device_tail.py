@@ -44,10 +44,21 @@ def device_tail_gpu(scale: Scale, folder: Path) -> Result:
     ways: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], Any]]] = {
         "float32 copied": (next(iter(loader))[0], lambda batch: batch)
     }
-    tail: Any = device_tail(loader)
-    sent = next(iter(tail.recorded(loader)))[0]
-    pixels = sent.pixels.pin_memory() if pins else sent.pixels
-    ways["uint8 copied, tail"] = pixels, lambda batch: tail.apply(Trailing(batch, sent.steps))
+    options: dict[str, dict[str, Any]] = {
+        "": {},
+        ", channels_last": {"memory_format": torch.channels_last},
+        ", bfloat16": {"dtype": torch.bfloat16},
+    }
+    for name, asked in options.items():
+        tail: Any = device_tail(loader, **asked)
+        sent = next(iter(tail.recorded(loader)))[0]
+
+        def finish(pixels: torch.Tensor, tail: Any = tail, steps: Any = sent.steps) -> Any:
+            batch = Trailing(pixels, steps)
+            return tail.apply(batch)
+
+        pixels = sent.pixels.pin_memory() if pins else sent.pixels
+        ways[f"uint8 copied, tail{name}"] = pixels, finish
 
     def copy(way: tuple[torch.Tensor, Callable[[torch.Tensor], Any]]) -> None:
         batch, then = way

@@ -89,7 +89,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         return batch.to(device, non_blocking=queued)
     if callable(getattr(batch, "to", None)):
         if isinstance(batch, MutableMapping):
-            batch = copy.copy(batch)  # Hugging Face's BatchEncoding.to() changes it in place
+            batch = _shallow(batch)  # Hugging Face's BatchEncoding.to() changes it in place
         if _takes_non_blocking(batch.to):
             return batch.to(device, non_blocking=queued)
         return batch.to(device)
@@ -220,7 +220,7 @@ def _map_mapping(batch: Mapping[Any, Any], function: Callable[[Any], Any]) -> Ma
     try:
         if not isinstance(batch, MutableMapping):
             return type(batch)(items)  # type: ignore[call-arg]
-        clone: MutableMapping[Any, Any] = copy.copy(batch)
+        clone: MutableMapping[Any, Any] = _shallow(batch)
         for key, value in items.items():  # not update(): Hugging Face's ModelOutput forbids it
             clone[key] = value
     except TypeError:
@@ -239,11 +239,22 @@ def _map_sequence(batch: Sequence[Any], function: Callable[[Any], Any]) -> Seque
     try:
         if not isinstance(batch, MutableSequence):
             return type(batch)(values)  # type: ignore[call-arg]
-        clone: MutableSequence[Any] = copy.copy(batch)
+        clone: MutableSequence[Any] = _shallow(batch)
         for position, value in enumerate(values):
             clone[position] = value
     except TypeError:
         return values
+    return clone
+
+
+def _shallow(container: Any) -> Any:
+    """Return a copy whose items can be replaced without changing those of ``container``."""
+    clone = copy.copy(container)
+    if not isinstance(container, (dict, list)) and not hasattr(type(container), "__copy__"):
+        # copy.copy() shares the dict or list that holds the items.
+        for name, value in vars(clone).items():
+            if isinstance(value, (MutableMapping, MutableSequence)):
+                object.__setattr__(clone, name, copy.copy(value))
     return clone
 
 

@@ -1,6 +1,6 @@
 """The last pass of a batch: what ToTensor, Normalize and the like make of each byte.
 
-    uint8 [..., C, H, W] ──copy──> floats ──div, sub, div in place
+    uint8 [..., C, H, W] ──copy──> floats ──div, sub, div in place──> another dtype, if asked for
 
 These are torchvision's own steps, in its order and dtype. IEEE 754 rounds each in one way, so that
 every device makes the same values. Divisors are tensors: CUDA replaces the division by a Python
@@ -60,7 +60,10 @@ class Pointwise:
         self._numbers.append((operation, column))
 
     def __call__(self, pixels: Tensor, out: Tensor) -> None:
-        """Fill ``out`` of ``pixels``, uint8 [..., C, H, W] of the same shape on the same device."""
+        """Fill ``out`` of ``pixels``, uint8 [..., C, H, W] of the same shape on the same device.
+
+        Values are rounded once if ``out`` has another dtype than the steps make.
+        """
         numbers = self._numbers
         if not pixels.is_cpu:
             numbers = [
@@ -68,9 +71,14 @@ class Pointwise:
                 for operation, number in numbers
             ]
         for piece, target in _pieces(pixels, out):
-            target.copy_(piece)
+            values = target
+            if out.dtype is not self.dtype:
+                values = torch.empty_like(piece, dtype=self.dtype)
+            values.copy_(piece)
             for operation, number in numbers:
-                operation(target, number, out=target)
+                operation(values, number, out=values)
+            if values is not target:
+                target.copy_(values)
 
     def finish(self, values: Tensor) -> None:
         """Make of ``values`` on the CPU, the bytes as floats, in place what the steps make."""

@@ -15,6 +15,7 @@ import torch
 from dataloaders.backend import Remainder, Specification
 from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import Batch, map_children
+from dataloaders.errors import BackendUnavailable
 from dataloaders.recording.ops import as_flavour
 from dataloaders.recording.tail import Trailing
 from dataloaders.recording.worker import recording_changes
@@ -24,8 +25,18 @@ from .pointwise import Pointwise
 from .proof import prove
 
 
-def device_tail(loader: Specification) -> DeviceTail | str:
-    """Return a `DeviceTail` that is proved on samples of ``loader``; or say why there is none."""
+def device_tail(
+    loader: Specification,
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> DeviceTail | str:
+    """Return a `DeviceTail` that is proved on samples of ``loader``; or say why there is none.
+
+    Args:
+        loader: any torch DataLoader.
+        dtype: a float dtype for the images, each value rounded to it once; None: the dataset's.
+        memory_format: of batches of images [N, C, H, W].
+    """
     proof = prove(loader, "tail", DeviceTail().apply, _left)
     if proof.obstacle is not None:
         return proof.obstacle
@@ -36,7 +47,9 @@ def device_tail(loader: Specification) -> DeviceTail | str:
             f"{', '.join(left[0][0])} once a batch on the device: {saved} bytes a sample less to "
             f"collate and copy, equal to the bit on {proof.samples} samples of this dataset"
         )
-        return DeviceTail(text)
+        if dtype not in (None, torch.float32):
+            text += f"; then rounded to {str(dtype).removeprefix('torch.')}"
+        return DeviceTail(dtype, memory_format, text)
     name = type(loader.dataset).__name__
     if proof.looks:
         return f"{name} or its collate_fn works on the floats: {proof.looks[0]}"
@@ -50,14 +63,22 @@ class DeviceTail(Remainder):
     """Finish the images of batches whose workers recorded their tails; made by `device_tail`.
 
     Args:
+        dtype: what floats are rounded to at last; None: they stay.
+        memory_format: of batches of images.
         description: for the plan.
         empty_like: makes tensors of the shape of a given one and another dtype.
     """
 
     def __init__(
-        self, description: str = "", empty_like: Callable[..., torch.Tensor] | None = None
+        self,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format = torch.preserve_format,
+        description: str = "",
+        empty_like: Callable[..., torch.Tensor] | None = None,
     ) -> None:
         self.description = description
+        self._dtype = dtype
+        self._memory_format = memory_format
         if empty_like is not None:
             self._empty_like = empty_like
 
@@ -71,19 +92,38 @@ class DeviceTail(Remainder):
         return view_of(loader, **recording_changes(loader, "tail"))
 
     def apply(self, batch: Batch, move: Callable[[Batch], Batch] = lambda batch: batch) -> Batch:
-        """See `Remainder`."""
+        """See `Remainder`.
+
+        Raises:
+            BackendUnavailable: another dtype or memory order is asked for, and a batch has no image
+                of which it is known.
+        """
+        images = 0
 
         def made(value: Any) -> Any:
-            return self._made(value) if isinstance(value, Trailing) else map_children(value, made)
+            nonlocal images
+            if isinstance(value, Trailing):
+                images += 1
+                return self._finished(value)
+            return map_children(value, made)
 
-        return made(move(batch))
+        finished = made(move(batch))
+        if not images and (self._dtype or self._memory_format is not torch.preserve_format):
+            raise BackendUnavailable(
+                "a batch has no image whose floats torchvision's ToTensor, ConvertImageDtype or "
+                "ToDtype made of bytes, so that none gets the dtype and memory_format of Prefetch; "
+                "leave these out"
+            )
+        return finished
 
-    def _made(self, value: Trailing) -> torch.Tensor:
+    def _finished(self, value: Trailing) -> torch.Tensor:
         pixels, steps = value
+        if pixels.ndim == 4 and self._memory_format is not torch.preserve_format:
+            pixels = pixels.contiguous(memory_format=self._memory_format)
         if not steps:
-            return pixels
+            return pixels if self._dtype is None else pixels.to(self._dtype)
         tail = Pointwise(steps, pixels.shape[-3])
-        out = self._empty_like(pixels, dtype=tail.dtype)
+        out = self._empty_like(pixels, dtype=self._dtype or tail.dtype)
         tail(pixels.as_subclass(torch.Tensor), out)
         made: torch.Tensor = as_flavour(out, "Tensor" if pixels.ndim == 4 else steps[-1].flavour)
         return made
