@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 from torchvision import tv_tensors
-from torchvision.transforms import functional as F
 
 from dataloaders import DataLoader
 from dataloaders.errors import CapacityWarning
 from helpers.compare import assert_same, tensors_in
-from helpers.datasets import CustomBatch, MapDataset
+from helpers.datasets import MapDataset
 from helpers.fake_cuda import FakeCuda, PlayedPrefetch
-from helpers.pictures import noise
+from helpers.processes import becomes_true
 
 
 def batch_of(number, samples=4):
@@ -96,6 +95,51 @@ def test_device_memory_is_bounded_however_far_the_host_runs_ahead(ahead):
     assert cuda.bytes_allocated() <= (ahead + 2) * (4 * 3 * 5 * 4 + 2 * 8)
 
 
+def test_a_batch_waits_for_its_own_copies_and_for_no_later_ones():
+    cuda = FakeCuda(0)
+    transfer = PlayedPrefetch(cuda=cuda).transfer()
+    transfer.start()
+    first, second = transfer.send(batch_of(0)), transfer.send(batch_of(1))
+    batch = transfer.receive(first)
+    side = cuda.streams[1]
+    while not first.copied.is_set():
+        assert side.queue[0]() is not False
+        side.queue.popleft()
+    while cuda.default.queue:  # what the consumer's stream waits for has happened
+        assert cuda.default.queue[0]() is not False
+        cuda.default.queue.popleft()
+    assert not second.copied.is_set()
+    assert_same(batch, batch_of(0))
+
+
+@pytest.mark.nightly  # waits as long as a break waits for the thread
+def test_a_break_while_the_device_is_busy_leaves_the_next_epoch_whole():
+    cuda = FakeCuda(0)
+    data = TensorDataset(torch.arange(40))
+    loader = DataLoader(data, batch_size=2, backend=PlayedPrefetch(cuda=cuda, ahead=1))
+    batches = iter(loader)
+    next(batches)
+    cuda.idle.clear()
+    next(batches), next(batches)  # the fourth is sent when the device is done with the first
+    assert becomes_true(lambda: cuda.calls[-1] == "thread waits")
+    del batches
+    batches, got = iter(loader), []
+    cuda.idle.set()
+    for batch in batches:
+        cuda.drain()
+        got += batch[0].tolist()
+    assert got == list(range(40))
+
+
+def test_a_batch_that_is_pinned_is_not_pinned_again():
+    cuda = FakeCuda(0)
+    pinned = cuda.pinned_like(torch.empty(16)).fill_(3)
+    assert_same(delivered([pinned], cuda), [torch.full((16,), 3.0)])
+    assert cuda.calls.count("pin") == 1
+    assert_same(delivered([torch.ones(2)], cuda, pin_memory=False), [torch.ones(2)])
+    assert cuda.calls.count("pin") == 1
+
+
 LEAVES = {
     "transposed": torch.arange(24.0).reshape(2, 3, 4).transpose(1, 2),
     "channels_last": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
@@ -133,10 +177,10 @@ def test_batches_arrive_as_by_to():
     assert_same(got, boxes)
     assert (got.format, got.canvas_size) == (boxes.format, boxes.canvas_size)
     assert got.data_ptr() != boxes.data_ptr()
-    assert cuda.pinned
+    assert "pin" in cuda.calls
 
 
-FOR_HIDDEN = FakeCuda(0)
+SPARSE, FOR_HIDDEN = torch.eye(3).to_sparse(), FakeCuda(0)
 
 
 class Hidden:
@@ -149,36 +193,26 @@ class Hidden:
         return self
 
 
-def test_objects_that_move_themselves_do_so_on_the_consumers_stream():
-    """They may hide tensors: the next copy could overwrite these while a step still reads them."""
-    batch = {"graph": Hidden(), "x": torch.ones(2), "n": (1, "a")}
+class PartlyHidden(Hidden):
+    """One that holds a tensor, and another one or a sparse tensor."""
+
+    def __init__(self, inner):
+        self.inner, self.x = inner, torch.ones(2)
+
+
+def test_memory_of_tensors_that_are_not_found_is_the_consumers_streams():
+    """Else the next copy could overwrite them while a step still reads them."""
+    objects = [Hidden(), *(PartlyHidden(inner) for inner in (Hidden(), SPARSE))]
+    batch = {"graphs": objects, "x": torch.ones(2), "n": (1, "a")}
     got = delivered(batch, FOR_HIDDEN)
-    assert got["graph"].stream is FOR_HIDDEN.default
+    assert all(each.stream is FOR_HIDDEN.default for each in got["graphs"])
     assert (got["x"].tolist(), got["n"]) == ([1.0, 1.0], (1, "a"))
-
-
-def test_images_of_the_tail_in_a_batch_of_a_class_of_the_users_own():
-    def sample(index):
-        return F.normalize(F.to_tensor(noise(8, 9, 3, index)), [0.5], [0.2]), index
-
-    class Batch(CustomBatch):
-        def pin_memory(self):
-            self.pinned = type(self.inputs)
-            return self
-
-    options = {"dataset": MapDataset(sample), "batch_size": 4, "collate_fn": Batch}
-    cuda = FakeCuda(0)
-    ours = list(DataLoader(**options, backend=PlayedPrefetch(cuda=cuda, tail=True)))
-    cuda.drain()
-    theirs = list(torch.utils.data.DataLoader(**options))
-    assert {vars(batch).pop("pinned") for batch in ours} == {torch.Tensor}
-    assert_same(ours, theirs)
 
 
 def test_tensors_that_are_not_dense_are_not_recorded_on_a_stream():
     """record_stream has no kernel for them."""
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    batch, cuda = [torch.ones(2), nested, torch.eye(3).to_sparse()], FakeCuda(0)
+    batch, cuda = [torch.ones(2), nested, SPARSE], FakeCuda(0)
     recorded, used_on = [], cuda.used_on
     cuda.used_on = lambda leaf, stream: (recorded.append(leaf), used_on(leaf, stream))
     got = delivered(batch, cuda)
@@ -230,6 +264,14 @@ def test_memory_that_cannot_be_pinned_is_one_warning():
     assert len(caught) == 1
 
 
+def test_out_of_device_memory_names_the_batch():
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        delivered([torch.zeros(250_000)], failing("empty_like", error), ahead=3)
+    for part in ("1.0 MB ([float32 250000])", "ahead=3", "lower ahead", "Tried to allocate 1 GiB"):
+        assert part in str(caught.value)
+
+
 def test_an_error_of_the_device_or_its_thread_comes_to_the_loop():
     data = TensorDataset(torch.arange(4))
     asserted = failing("copy", torch.AcceleratorError("CUDA error: device-side assert triggered"))
@@ -239,6 +281,7 @@ def test_an_error_of_the_device_or_its_thread_comes_to_the_loop():
     first, second = caught.value.__notes__
     assert first == "dataloaders: while batch 1 of this epoch was copied ahead"
     assert "the training step may have caused this one" in second
+    assert "CUDA_LAUNCH_BLOCKING=1" in second
     unusable = failing("enter_thread", RuntimeError("no such device"))
     loader = DataLoader(data, backend=PlayedPrefetch(cuda=unusable))
     for _ in range(2):

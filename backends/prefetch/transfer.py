@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.profiler import record_function
 from dataloaders.backend import Remainder
 from dataloaders.batches.tree import (
     Batch,
+    describe,
     leaves,
     map_children,
     nbytes,
@@ -104,6 +105,7 @@ class StreamTransfer(Transfer):
         self._alive = ahead + 2
         self._stream = device.stream()
         self._outstanding: deque[Sent] = deque()  # the sending thread's
+        self._unseen = False  # whether an object holds tensors that `leaves` does not find
         # The consumer's: the batch in use, and the stream on which it was handed over.
         self._received: tuple[Sent, Stream] | None = None
 
@@ -116,15 +118,17 @@ class StreamTransfer(Transfer):
         self._device.enter_thread()
 
     def send(self, batch: Batch) -> Sent:
-        """Queue the copies of ``batch``, once few enough batches are on the device."""
+        """Queue the copies of ``batch``, once few enough batches are on the device.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no room; says how large a batch is.
+        """
         self._make_room()
-        with self._device.on(self._stream), record_function("dataloaders: copy"):
-            if self.remainder is None:
-                made = self._copied(batch)
-            else:
-                with record_function("dataloaders: remainder"):
-                    made = self.remainder.apply(batch, self._copied)
-            sent = Sent(_with_others(made, self._pinned_object), self._device.record(self._stream))
+        try:
+            with self._device.on(self._stream), record_function("dataloaders: copy"):
+                sent = Sent(self._copied(batch), self._device.record(self._stream))
+        except torch.OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(self._no_room(batch, error)) from error
         self._outstanding.append(sent)
         return sent
 
@@ -144,7 +148,9 @@ class StreamTransfer(Transfer):
         if self.remainder is not None:
             whole = self.remainder.received(batch)
             batch = batch if whole is batch else to_device(whole, self._device.device)
-        return _with_others(batch, lambda other: to_device(other, self._device.device))
+        if self._unseen or any(leaf.is_cpu and not _is_plain(leaf) for leaf in leaves(batch)):
+            batch = self._moved(batch)
+        return batch
 
     def _make_room(self) -> None:
         while len(self._outstanding) >= self._alive:
@@ -155,9 +161,17 @@ class StreamTransfer(Transfer):
                 self._device.thread_waits(event)
 
     def _copied(self, batch: Batch) -> Batch:
-        if isinstance(batch, torch.Tensor):
-            return self._copied_leaf(batch)
-        return batch if _moves_itself(batch) else map_children(batch, self._copied)
+        def copied(child: Any) -> Any:
+            if isinstance(child, torch.Tensor):
+                return self._copied_leaf(child)
+            if callable(getattr(child, "to", None)):
+                return self._copied_custom(child)
+            return map_children(child, copied)
+
+        if self.remainder is None:
+            return copied(batch)
+        with record_function("dataloaders: remainder"):
+            return self.remainder.apply(batch, copied)
 
     def _copied_leaf(self, leaf: torch.Tensor) -> torch.Tensor:
         if not _is_plain(leaf):
@@ -171,11 +185,17 @@ class StreamTransfer(Transfer):
         typed.__dict__.update(vars(leaf))
         return typed
 
-    def _pinned_object(self, other: Any) -> Any:
-        """Return an object with a ``.to()`` in pinned memory, if it can be pinned."""
+    def _copied_custom(self, batch: Any) -> Any:
+        """Copy by the type's own methods, since only the type knows which tensors must stay."""
+        found = list(leaves(batch))
         # A remainder may have put tensors on the device, which cannot be pinned.
-        pins = self._pins and _moves_itself(other) and all(leaf.is_cpu for leaf in leaves(other))
-        return other.pin_memory() if pins and hasattr(other, "pin_memory") else other
+        pins = self._pins and all(leaf.is_cpu for leaf in found)
+        if pins and callable(getattr(batch, "pin_memory", None)):
+            batch = batch.pin_memory()
+        if _hides_tensors(batch):
+            self._unseen = True
+            return batch
+        return to_device(batch, self._device.device)
 
     def _pinned(self, leaf: torch.Tensor) -> torch.Tensor:
         """Return ``leaf`` or a copy of it in pinned memory."""
@@ -196,23 +216,37 @@ class StreamTransfer(Transfer):
             return leaf
         return pinned.copy_(leaf)
 
+    def _moved(self, child: Any) -> Any:
+        """Move what was left on the host, since its use on a stream cannot be recorded.
 
-def _moves_itself(child: Any) -> bool:
-    """Whether only the type of ``child`` knows which of its tensors are copied."""
-    return not isinstance(child, torch.Tensor) and callable(getattr(child, "to", None))
+        Such as sparse and nested tensors, and objects that hide theirs.
+        """
+        if isinstance(child, torch.Tensor):
+            left = child.is_cpu and not _is_plain(child)
+        else:
+            left = callable(getattr(child, "to", None)) and _hides_tensors(child)
+        if left:
+            return to_device(child, self._device.device)
+        return map_children(child, self._moved)
+
+    def _no_room(self, batch: Batch, error: BaseException) -> str:
+        size = nbytes(batch) / 1e6
+        return (
+            f"no room on {self._device.device} for the next batch of {size:.1f} MB "
+            f"({describe(batch)}), with up to {self._alive} alive at once (ahead={self.slots}): "
+            f"lower ahead, as in backend=Prefetch(ahead=1), or the batch size. {error}"
+        )
 
 
-def _with_others(child: Any, function: Callable[[Any], Any]) -> Any:
-    """Return ``child`` with ``function`` applied to what is not copied on the side stream.
+def _hides_tensors(batch: Any) -> bool:
+    """Whether an object with a ``.to()`` may hold tensors whose use on a stream is not recorded.
 
-    Such as sparse and nested tensors, and objects with a ``.to()``: their use on a stream cannot be
-    recorded, since they may hide tensors. So the consumer's stream has to own their memory.
+    That is if `leaves` finds none, if an attribute is such an object, too, or if one is sparse.
     """
-    if isinstance(child, torch.Tensor):
-        return function(child) if child.is_cpu and not _is_plain(child) else child
-    if _moves_itself(child):
-        return function(child)
-    return map_children(child, lambda inner: _with_others(inner, function))
+    held = getattr(batch, "__dict__", {}).values()
+    inner = [each for each in held if not isinstance(each, (torch.Tensor, Mapping, list, tuple))]
+    found = list(map(_is_dense, leaves(batch)))
+    return not found or not all(found) or any(callable(getattr(each, "to", None)) for each in inner)
 
 
 def _is_dense(leaf: torch.Tensor) -> bool:
