@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 from torchvision import tv_tensors
+from torchvision.transforms import functional as F
 
 from dataloaders import DataLoader
 from dataloaders.errors import CapacityWarning
 from helpers.compare import assert_same, tensors_in
-from helpers.datasets import MapDataset
+from helpers.datasets import CustomBatch, MapDataset
 from helpers.fake_cuda import FakeCuda, PlayedPrefetch
+from helpers.pictures import noise
 from helpers.processes import becomes_true
 
 
@@ -178,6 +180,24 @@ def test_batches_arrive_as_by_to():
     assert (got.format, got.canvas_size) == (boxes.format, boxes.canvas_size)
     assert got.data_ptr() != boxes.data_ptr()
     assert "pin" in cuda.calls
+
+
+def test_images_of_the_tail_in_a_batch_of_a_class_of_the_users_own():
+    def sample(index):
+        return F.normalize(F.to_tensor(noise(8, 9, 3, index)), [0.5], [0.2]), index
+
+    class Batch(CustomBatch):
+        def pin_memory(self):
+            self.pinned = type(self.inputs)
+            return self
+
+    options = {"dataset": MapDataset(sample), "batch_size": 4, "collate_fn": Batch}
+    cuda = FakeCuda(0)
+    ours = list(DataLoader(**options, backend=PlayedPrefetch(cuda=cuda, tail=True)))
+    cuda.drain()
+    theirs = list(torch.utils.data.DataLoader(**options))
+    assert {vars(batch).pop("pinned") for batch in ours} == {torch.Tensor}
+    assert_same(ours, theirs)
 
 
 SPARSE, FOR_HIDDEN = torch.eye(3).to_sparse(), FakeCuda(0)

@@ -107,7 +107,14 @@ class DeviceTail(Remainder):
                 return self._finished(value)
             return map_children(value, made)
 
-        finished = made(move(batch))
+        def whole(value: Any) -> Any:
+            """Finish what an object with a ``.to()`` holds: its own methods know no `Trailing`."""
+            if isinstance(value, (torch.Tensor, Trailing)):
+                return value
+            moves_itself = callable(getattr(value, "to", None))
+            return made(value) if moves_itself else map_children(value, whole)
+
+        finished = made(move(whole(batch)))
         if not images and (self._dtype or self._memory_format is not torch.preserve_format):
             raise BackendUnavailable(
                 "a batch has no image whose floats torchvision's ToTensor, ConvertImageDtype or "
