@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.photographs import make_photos
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -68,9 +70,8 @@ def main() -> None:
 
 
 def _checked(report: Path) -> Path:
-    from dataloaders.cli.demo import made_photos
-
-    script = ["examples/train_images.py", "--", "--data", str(made_photos())]
+    photos = make_photos(ROOT / "build" / "photos")
+    script = ["examples/train_images.py", "--", "--data", str(photos)]
     script += ["--epochs", "100", "--batch-size", "8"]
     options = ["--json", str(report), "--quiet"]
     command = [sys.executable, "-m", "dataloaders", "check", *options, *script]
