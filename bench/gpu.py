@@ -9,6 +9,7 @@ gpu.json                               the cases' results, written after each
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -83,7 +84,10 @@ def _result(case: Case, limit_s: float, tiny: bool) -> dict[str, Any]:
 
 def _status(command: Sequence[str], limit_s: float) -> int | None:
     """Return the exit status; None if the command was killed after ``limit_s`` seconds."""
+    # The package need not be installed, and tests run scripts in folders of their own.
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
     try:
-        return subprocess.run(command, cwd=ROOT, timeout=limit_s).returncode
+        return subprocess.run(command, cwd=ROOT, env=environment, timeout=limit_s).returncode
     except subprocess.TimeoutExpired:
         return None

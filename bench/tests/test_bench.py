@@ -232,6 +232,15 @@ def test_tests_that_hang_are_stopped_and_the_cases_are_reported(tmp_path, monkey
     assert entry["failed"] == "not run: no time was left"
 
 
+def test_scripts_of_the_tests_find_the_package_where_it_is_not_installed(tmp_path, monkeypatch):
+    """They run in folders of their own."""
+    program = "import os, sys; sys.exit(os.getcwd() not in os.environ['PYTHONPATH'].split(':'))"
+    monkeypatch.setattr(gpu, "pytest", lambda *_: [sys.executable, "-c", program])
+    for before in ("", "/elsewhere"):
+        monkeypatch.setenv("PYTHONPATH", before)
+        assert gpu.run([], tmp_path / "gpu.json", 60.0) == 0
+
+
 @pytest.mark.nightly
 def test_the_command_selects_the_tests_marked_gpu(tmp_path):
     command = [*gpu.pytest(tmp_path / "gpu.xml", 60), "--collect-only", "-p", "no:xdist"]
