@@ -237,6 +237,10 @@ def test_columns_of_all_kinds(caches):
         batches[0]["rest"][0]["tensor"].fill_(9)
     (batch,) = DataLoader(Pair(), 2, sampler=[-1, 0], backend=h5)
     assert batch["label"].tolist() == [COUNT - 1, 0]
+    for collate_fn in (None, list):  # a batch sampler may yield iterators
+        rows = map(iter, [[3, 1]])
+        loader = DataLoader(Pair(), batch_sampler=rows, collate_fn=collate_fn, backend=h5)
+        assert len(next(iter(loader))) == (len(batch) if collate_fn is None else 2)
     with pytest.raises(IndexError):
         list(DataLoader(Pair(), 2, sampler=[0, COUNT], backend=h5))
 

@@ -52,7 +52,7 @@ class RowNumbers:
         return self.dataset[index]
 
     def __getitems__(self, indices: Any) -> Any:
-        return indices
+        return list(indices)  # as torch, which iterates whatever a batch sampler yields
 
 
 class ShowsDataset:

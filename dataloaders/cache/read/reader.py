@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -143,10 +143,11 @@ class CachedDataset(Dataset[Any]):
             return self.__getitems__(range(*row.indices(self.index.rows)))
         return self.__getitems__([row])[0]
 
-    def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
+    def __getitems__(self, rows: Iterable[Any]) -> list[Any]:
         """Return the samples of these rows, in this order."""
-        found: list[list[Any]] = [[]] * len(rows)
-        for place, columns, own in self.located([self._row(row) for row in rows]):
+        numbers = [self._row(row) for row in rows]
+        found: list[list[Any]] = [[]] * len(numbers)
+        for place, columns, own in self.located(numbers):
             found[place] = [column.leaf(own) for column in columns]
         return [self._finished(leaves) for leaves in found]
 
