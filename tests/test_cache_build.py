@@ -344,6 +344,13 @@ def test_an_estimate_says_what_it_will_take(path):
     assert left(path.parent) == []
 
 
+def test_there_are_no_more_parts_than_a_cache_may_have(path):
+    def stop(told):
+        raise LookupError(told.rows)
+
+    refused("^2$", built, Numbered(65_537), path, rows=1, announce=stop, error=LookupError)
+
+
 @pytest.mark.parametrize("compress", ["gzip", Compressed("zstd", 1)])
 @pytest.mark.parametrize("kind", ["tokens", "noise", "masks"])
 def test_the_estimate_is_what_compressed_columns_take(compress, kind, path):

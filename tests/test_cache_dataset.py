@@ -19,7 +19,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from backends.h5 import H5
 from dataloaders import DataLoader
-from dataloaders.cache import CachedDataset, join, precompute, verify
+from dataloaders.cache import precompute, verify
 from helpers.cached import built, refused, spoil
 from helpers.compare import assert_same, generator_states
 from helpers.datasets import Made
@@ -290,9 +290,9 @@ def test_joined_shards(path, tmp_path):
     assert (cached.classes, cached.class_to_idx) == (dataset.classes, dataset.class_to_idx)
     assert verify(path) == []
     say_less(cached.shards[1])
-    join(path)
-    assert CachedDataset(path).attributes == {}  # one of them says nothing
-    for rank, classes in enumerate((["cat", "dog"], ["cat", "cow"])):
-        built(numbers(classes=classes), tmp_path / "b.h5", shard=(rank, 2), wait=False)
-    message = "from different builds: classes: 2 .* differs is 1: dog then, cow now"
-    refused(message, join, tmp_path / "b.h5")
+    path.unlink()
+    assert built(dataset, path, rows=3, single_file=False).attributes == {}  # one says nothing
+    one, other = (numbers(classes=["cat", each]) for each in ("dog", "cow"))
+    built(one, tmp_path / "b.h5", shard=(0, 2), wait=False)
+    message = "of other datasets: classes: 2 .* differs is 1: dog then, cow now"
+    refused(message, built, other, tmp_path / "b.h5", shard=(1, 2))

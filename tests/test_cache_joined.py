@@ -4,38 +4,24 @@ import os
 import pickle
 import re
 import shutil
-from itertools import pairwise, product
+from itertools import product
 
 import h5py
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloaders.cache import CachedDataset, join, merge, verify
-from helpers.cached import build, datasets, mixed, refused, spoil
+from dataloaders.cache import CachedDataset, merge, verify
+from helpers.cached import build, built, datasets, mixed, refused, spoil
 from helpers.compare import bits
 from helpers.hostile import HEADER
 from helpers.processes import open_files
 
 
-def build_part(path, first, rows, of, **said):
-    """The path of a part that begins with sample ``first`` of ``of``."""
-    path.with_suffix(".parts").mkdir(exist_ok=True)
-    fingerprint = {"length": of, **said.pop("fingerprint", {})}
-    if len(rows) < of:
-        fingerprint["first"] = first
-    part = path.with_suffix(".parts") / f"{first:05d}.h5"
-    build(part, rows, fingerprint=fingerprint, **said)
-    return part
-
-
-def joined(folder, samples, of, name="a.h5", **options):
-    """The index of a file that joins these samples as so many parts."""
-    ends = [len(samples) * rank // of for rank in range(of + 1)]
-    for first, end in pairwise(ends):
-        if end > first or not samples:
-            build_part(folder / name, first, samples[first:end], len(samples), **options)
-    return join(folder / name)
+def joined(folder, samples, of, name="a.h5"):
+    """The index of a cache of these samples in so many parts."""
+    rows = -(-len(samples) // of)
+    return built(samples, folder / name, rows=rows, single_file=False).index
 
 
 def shards(folder):
@@ -50,7 +36,7 @@ MIXED_SHARDS = [  # fixed in each shard, of other shapes, kinds and dimensions; 
 ]
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(samples=datasets() | st.just(MIXED_SHARDS) | st.just(mixed(20)), of=st.integers(1, 6))
 def test_any_samples_in_any_number_of_shards(tmp_path_factory, samples, of):
     """In h5py too, and merged into the very file that one process writes."""
@@ -64,12 +50,13 @@ def test_any_samples_in_any_number_of_shards(tmp_path_factory, samples, of):
         assert bits(list(cached)) == bits(samples)
         assert bits(cached.__getitems__(backwards)) == bits(samples[::-1])
         assert verify(path) == []
-        build(one, samples, fingerprint={"length": len(samples)})
+        build(one, samples, fingerprint=cached.index.fingerprint)
         merge(path, folder / "m.h5")
         assert (folder / "m.h5").read_bytes() == one.read_bytes()
         os.chdir("/")  # shards are found beside the file, wherever the reader is
         with h5py.File(path) as found, h5py.File(one) as plain:
-            assert found.attrs["format"] == b"dataloaders cache, joined"
+            form = b"dataloaders cache" + b", joined" * bool(cached.shards)
+            assert found.attrs["format"] == form
             for column, row in product(cached.columns, range(len(samples))):
                 ours, theirs = (file["columns"][column.name] for file in (found, plain))
                 assert bytes_by_hdf5(ours, row) == bytes_by_hdf5(theirs, row)
@@ -90,8 +77,8 @@ def bytes_by_hdf5(found, row):
 
 
 def test_no_rows_and_a_whole_column(tmp_path):
-    index = joined(tmp_path, [], 3, "none.h5")
-    assert (index.rows, index.structure, len(index.shards)) == (0, None, 1)
+    index = built([], tmp_path / "none.h5").index
+    assert (index.rows, index.structure) == (0, None)
     assert CachedDataset(tmp_path / "none.h5")[:] == verify(tmp_path / "none.h5") == []
     joined(tmp_path, mixed(8), 2)
     cached = CachedDataset(tmp_path / "a.h5")
@@ -172,56 +159,25 @@ def test_a_shard_that_is_no_plain_file(tmp_path):
     parts.symlink_to(tmp_path / "b.parts")
     refused("is a symbolic link to another folder", CachedDataset, path)
     assert open_files() == before
-    build_part(tmp_path / "b.h5", 3, mixed(12)[3:6], 12)
-    refused("is a symbolic link to another folder", join, path)
 
 
-def test_what_cannot_be_joined_is_said(tmp_path):
-    path, ones = tmp_path / "a.h5", [np.float32(1)] * 9
-
-    def rebuilt(samples, first=3, **fingerprint):
-        return build_part(path, first, samples, 9, fingerprint=fingerprint)
-
-    def not_joined(message):
-        refused(message, join, path)
-        assert not path.exists()
-
-    not_joined(r"no parts of .*a\.h5 in .*a\.parts; copy them there")
-    zero, one, _ = (rebuilt(ones[:3], first) for first in (0, 3, 6))
-    one.unlink()
-    not_joined(r"a\.parts is not complete: samples 3 to 5 are missing; copy the other parts there")
-    shutil.copy(zero, one)
-    not_joined("samples 3 to 5 are missing")
-    for samples, said, message in (
-        ([np.float64(1)] * 3, {},
-         r"column 'sample' holds <f4 in the part a\.parts/00000\.h5 and <f8 in a\.parts/00003"),
-        ([(np.float32(1), 2)] * 3, {},
-         r"parts a\.parts/00000\.h5 and a\.parts/00003\.h5 are built differently: 1 leaves"),
-        (ones[:3], {"torch": "9.9"},
-         r"from different builds: torch: not known in 00000\.h5, 9\.9 now"),
-    ):  # fmt: skip
-        rebuilt(samples, **said)
-        not_joined(message)
-    rebuilt(ones[:3])
-    one.write_bytes(one.read_bytes()[:-1])
-    not_joined("truncated")
-    rebuilt(ones[:3])
-    assert join(path).rows == 9
-    shutil.copy(zero, path)
-    refused(r"a\.h5 exists and is not a joined cache; delete it", join, path)
-    path.unlink()
-    for first in (0, 3, 6):
-        rebuilt(["ab" * row for row in range(first, first + 3)], first)
-    assert join(path).columns[0].shape is None
+def test_what_cannot_be_joined_is_said(path):
+    rule = r"column 'sample' holds <f4 in the part a\.parts/00000\.h5 and <f8 in a\.parts/00003"
+    refused(rule, joined, path.parent, [np.float32(1)] * 3 + [np.float64(1)] * 3, 2)
+    shutil.rmtree(path.with_suffix(".parts"))
+    joined(path.parent, ["ab" * row for row in range(9)], 3)
+    one = path.with_suffix(".parts") / "00003.h5"
     whole, place = one.read_bytes(), CachedDataset(one).columns[0].offsets.offset
+    path.unlink()
     for row, value in ((0, 1), (1, 1 << 60), (3, 5)):
         spoil(one, place + 8 * row, value.to_bytes(8, "little"), whole)
-        refused(r"the part a\.parts/00003\.h5 is damaged, in column", join, path)
+        rule = r"the part a\.parts/00003\.h5 is damaged, in column"
+        refused(rule, joined, path.parent, ["ab" * row for row in range(9)], 3)
 
 
 def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path):
     joined(tmp_path, mixed(20), 3)
-    path, part = tmp_path / "there" / "a.h5", tmp_path / "there" / "a.parts" / "00006.h5"
+    path, part = tmp_path / "there" / "a.h5", tmp_path / "there" / "a.parts" / "00007.h5"
     path.parent.mkdir()
     for name in ("a.h5", "a.parts"):
         shutil.move(tmp_path / name, path.parent)
@@ -231,14 +187,14 @@ def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path):
     refused(rule, merge, path, tmp_path / "absent" / "m.h5")
     refused(r"m\.h5 exists; delete it", merge, path, tmp_path / "m.h5")
     assert merge(tmp_path / "m.h5", tmp_path / "p.h5").rows == 20
-    rule = "is a part, with 6 of 20 samples, and no whole cache"
+    rule = "is a part, with 7 of 20 samples, and no whole cache"
     refused(rule, merge, shutil.copy(part.with_name("00000.h5"), tmp_path), tmp_path / "q.h5")
     whole = part.read_bytes()
-    build_part(path, 6, mixed(21)[6:13], 20)  # of the same build, by its fingerprint
-    refused(r"shard a\.parts/00006\.h5 .* is not the one", merge, path, tmp_path / "n.h5")
+    shutil.copy(part.with_name("00000.h5"), part)
+    refused(r"shard a\.parts/00007\.h5 .* is not the one", merge, path, tmp_path / "n.h5")
     spoil(part, len(whole) - 9, whole=whole)
-    rule = r"the part .*00006\.h5 is damaged: .*; delete it"
+    rule = r"the part .*00007\.h5 is damaged: .*; delete it"
     refused(rule, merge, path, tmp_path / "n.h5")
     part.unlink()
-    rule = r"shard a\.parts/00006\.h5 of the cache .* is missing"
+    rule = r"shard a\.parts/00007\.h5 of the cache .* is missing"
     refused(rule, merge, path, tmp_path / "n.h5")

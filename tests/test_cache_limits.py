@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from dataloaders.cache import CachedDataset, Encoded, join, precompute, verify
+from dataloaders.cache import CachedDataset, Encoded, precompute, verify
 from helpers.cached import build_of_bytes, built, refused, spoil, stored_file
 from helpers.compare import bits
 from helpers.datasets import Made
@@ -75,7 +75,8 @@ def test_what_the_index_says(tmp_path):
     rule = "column 'image' has values that take"
     refused(rule, CachedDataset, joined.path, largest=4 * LARGEST - 1)
     say_less(joined.shards[1])
-    join(joined.path)  # what one of its shards does not say, it does not
+    joined.path.unlink()  # what one of its shards does not say, it does not
+    built(PICTURES, joined.path, images="png", rows=3, single_file=False)
     assert said(joined.path) == [(each[0], None, None) for each in said(png.path)]
     assert bits(list(CachedDataset(joined.path))) == bits(list(png))
 

@@ -413,3 +413,18 @@ def test_a_cache_may_have_more_parts_than_a_process_may_open_files(tmp_path):
     assert is_true_in_a_fork(
         lambda: is_read() and verify(tmp_path / "a.h5") == [] and is_no_damage()
     )
+
+
+def test_a_user_without_a_home_is_told_what_to_set():
+    """As in containers that are started under a number, which only root becomes here."""
+
+    def is_told():
+        for name in ("HOME", "XDG_CACHE_HOME", "DATALOADERS_CACHE"):
+            os.environ.pop(name, None)
+        if os.getuid() == 0:
+            os.setuid(54321)
+            rule = "no folder for caches is known, since this user has no home; set DATALOADERS_CA"
+            refused(rule, list, DataLoader([1, 2], backend="h5"), error=OptionError)
+        return len(DataLoader([1, 2], num_workers="auto")) == 2
+
+    assert is_true_in_a_fork(is_told)

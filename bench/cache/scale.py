@@ -17,7 +17,9 @@ import torch
 from backends.h5 import H5
 from bench.harness import Result, Samples, Scale, case
 from dataloaders import DataLoader
-from dataloaders.cache import CachedDataset, join, precompute, verify
+from dataloaders.cache import CachedDataset, precompute, verify
+from dataloaders.cache.build.joining import combined
+from dataloaders.cache.build.parts import part_at
 from dataloaders.cache.format.index import Index
 from dataloaders.cli.cache_info import info
 from dataloaders.samplers import BlockShuffle
@@ -113,7 +115,8 @@ def cache_scale(scale: Scale, folder: Path) -> Result:
     precompute(Samples(small, rows), one, num_workers=0)
     make_parts(path, parts, rows)
     started = time.perf_counter()
-    join(path)
+    beside = path.with_suffix(".parts")
+    combined(path, [part_at(beside / f"{rows * number:05d}.h5") for number in range(parts)])
     joined = time.perf_counter() - started
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.apply(measured, (one, path, parts * rows))

@@ -26,7 +26,7 @@ if sys.platform == "win32":
 
 from dataloaders.cache.build.builder import estimate, precompute
 from dataloaders.cache.build.estimation import Estimate
-from dataloaders.cache.build.joining import join, merge
+from dataloaders.cache.build.joining import merge
 from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.read.reader import CachedDataset
@@ -40,7 +40,6 @@ __all__ = [
     "Encoded",
     "Estimate",
     "estimate",
-    "join",
     "merge",
     "precompute",
     "verify",

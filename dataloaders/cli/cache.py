@@ -1,4 +1,4 @@
-"""``dataloaders cache``: build, join, merge, look at and check caches."""
+"""``dataloaders cache``: build, merge, look at and check caches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from dataloaders.cache import (
     Compressed,
     Encoded,
     Estimate,
-    join,
     merge,
     precompute,
     verify,
@@ -86,13 +85,6 @@ def _shard_of_rank() -> tuple[int, int] | None:
     return None if rank is None or world in (None, "", "1") else (int(rank), int(world))
 
 
-def _join(parsed: argparse.Namespace) -> int:
-    join(parsed.path)
-    print(f"{parsed.path}: {_summary(CachedDataset(parsed.path))}")
-    print(f"dataloaders cache verify {parsed.path} finds what was damaged on the way")
-    return 0
-
-
 def _merge(parsed: argparse.Namespace) -> int:
     if not parsed.quiet:
         size = size_of(CachedDataset(parsed.path).index.all_bytes)
@@ -136,7 +128,6 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     "build": _build,
-    "join": _join,
     "merge": _merge,
     "info": lambda parsed: info(parsed.path),
     "verify": _verify,

@@ -33,7 +33,8 @@ command goes on where it stopped. A second process that builds the same file wai
 
 Under torchrun each rank builds the parts of its own samples, and one of them writes train.h5. Give
 --shard RANK/OF where something else starts the processes (--shard $SLURM_PROCID/$SLURM_NTASKS),
-and --no-wait where machines share no folder: then copy the parts into one and join them.
+and --no-wait where machines share no folder: then copy the parts into one train.parts, and build
+once more without --shard, which only joins them.
 
 examples:
   dataloaders cache build photos/train train.h5 --resize 256 --crop 256
@@ -44,16 +45,6 @@ examples:
   torchrun --nproc-per-node 4 -m dataloaders cache build mypackage.data:training_set train.h5
 
 Exit status 0: the file is there and whole; 2: it cannot be built as it was asked for; 130: Ctrl-C.
-"""
-
-_JOIN = """\
-Joins parts that were built with --no-wait and copied into one folder, such as train.parts: writes
-train.h5, which reads as one cache of all of them. They stay as they are, and have to stay there.
-
-example:
-  dataloaders cache build data:train train.h5 --shard 0/2 --no-wait   # on one machine
-  dataloaders cache build data:train train.h5 --shard 1/2 --no-wait   # on another one
-  dataloaders cache join train.h5      # where train.parts now has the parts of both
 """
 
 _VERIFY = """\
@@ -98,7 +89,7 @@ def _build(parser: argparse.ArgumentParser) -> None:
     option("single_file", single, action="store_const", const=True)
     these = "these samples only, such as 3/8, counted from 0 (of torchrun's)"
     option("shard", these, metavar="RANK/OF", type=shard)
-    no_wait = f"with {FLAGS['shard']}: do not wait for the others, nor join"
+    no_wait = f"with {FLAGS['shard']}: do not wait for the others, nor join the parts"
     option("wait", no_wait, action="store_false")
     build = f"where ranks {FLAGS['overwrite']}: a text for all of them, another one for each build"
     option("build_id", build, metavar="ID")
@@ -107,7 +98,6 @@ def _build(parser: argparse.ArgumentParser) -> None:
 # Action -> one line about it, and its description with examples.
 _ACTIONS = {
     "build": ("compute a dataset's samples once", _BUILD),
-    "join": ("make one cache of parts that were built apart", _JOIN),
     "merge": ("copy a cache into one file, which takes as much disk again", None),
     "info": ("what is in a cache, what it was built from, and what was left out", None),
     "verify": ("find any flipped bit", _VERIFY),

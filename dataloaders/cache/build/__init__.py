@@ -9,6 +9,6 @@ source.py       options; the dataset of a cache: its fingerprint; opened where o
 study.py        a few samples, read before           estimation.py   size, time, rows of a part
 reading.py      one sample -> leaves, or its error;  rows.py         samples -> one part
                 whether it drew random numbers       parts.py        the folder of parts
-combining.py    the columns of parts as one's        joining.py      join(), merge()
+combining.py    the columns of parts as one's        joining.py      one file of parts; merge()
 locks.py        one builder a cache, by filelock     progress.py     how far a build is
 """

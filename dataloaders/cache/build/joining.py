@@ -1,6 +1,6 @@
 """Make one cache of its parts: a small file that names them, or one with all of their rows.
 
-    parts ──compared: one build, all of its samples──> Combined ──┬─> train.h5, values virtual
+    parts ──compared: all samples, one after the other──> Combined ──┬─> train.h5, values virtual
                                                                   └─> one file, values copied
 
 The same parts give the same file to the bit; a copy is the file that one process would write.
@@ -12,20 +12,16 @@ import glob
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from dataloaders.cache.build.combining import combined_table
 from dataloaders.cache.build.locks import locked
 from dataloaders.cache.build.parts import (
-    BuildFolder,
     Part,
-    complete_build,
     part_at,
     target_of,
     unfinished_at,
 )
 from dataloaders.cache.format.attributes import differences
-from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, rename, size_of, writing
 from dataloaders.cache.format.index import Index
@@ -36,30 +32,6 @@ from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
 
 Progress = Callable[[int, int], None]
-
-
-def join(path: str | os.PathLike[str]) -> Index:
-    """Join the parts in ``train.parts`` into one cache at ``path``, and return its index.
-
-    Args:
-        path: the path of the joined file; one that is there is replaced.
-
-    Raises:
-        CacheError: parts are missing, are of different builds, or do not fit into one cache; or
-            the file at ``path`` is not a joined one.
-        MissingDependency: h5py is not installed.
-    """
-    target = Path(os.path.realpath(path))
-    parts = complete_build(target)
-    if target.exists() and not Index.parse(str(target)).shards:
-        raise CacheError(
-            f"{target} exists and is not a joined cache; delete it, or give another path"
-        )
-    with locked(target):
-        index = combined(target, parts)
-        BuildFolder(target).keep_only(part.path for part in parts)
-    check_shards(target, index)  # their folder may be a link, which no reader follows
-    return index
 
 
 def merge(
@@ -147,15 +119,14 @@ def combined(
 
 def _about(parts: Sequence[Part], opened: Sequence[CachedDataset]) -> About:
     first, samples, failed = parts[0], 0, list[tuple[int, str]]()
-    says, attributes = _common(first.index), opened[0].attributes
+    own = ("first", "shard")  # of a part
+    says = {n: each for n, each in first.index.fingerprint.items() if n not in own}
+    attributes = opened[0].attributes
     for part, cached in zip(parts, opened, strict=True):
-        other, name = _common(part.index), part.path.name
-        changed = changes(says, {**dict.fromkeys(says), **other}, f"in {first.path.name}")
-        changed += differences(attributes, cached.attributes)
-        if changed:
+        if changed := differences(attributes, cached.attributes):
             raise CacheError(
-                f"the parts {first.path.name} and {name} (now) are from different builds: "
-                f"{'; '.join(changed)}; build all of them of one dataset, with the same packages"
+                f"the parts {first.path.name} and {part.path.name} (now) are of other datasets: "
+                f"{'; '.join(changed)}; build them again of one"
             )
         attributes = {n: each for n, each in attributes.items() if n in cached.attributes}
         if part.samples.start != first.samples.start + samples:
@@ -166,21 +137,14 @@ def _about(parts: Sequence[Part], opened: Sequence[CachedDataset]) -> About:
             )
         failed += [(number - first.samples.start, text) for number, text in cached.failed]
         samples += len(part.samples)
-    fingerprint = {n: e for n, e in says.items() if n in first.index.fingerprint}
     if samples != says.get("length", samples):  # of one rank
-        fingerprint["first"] = first.samples.start
+        says["first"] = first.samples.start
     return About(
         samples=samples,
         failed=failed,
-        fingerprint=fingerprint,
+        fingerprint=says,
         head=first.index.head,
         tail=first.index.tail,
         compress=Compressed.like(says.get("compress")),
         attributes=attributes,
     )
-
-
-def _common(index: Index) -> dict[str, Any]:
-    """Return the entries of the fingerprint that the parts of one build share."""
-    says = {**index.fingerprint, "head": list(index.head), "tail": list(index.tail)}
-    return {name: each for name, each in says.items() if name not in ("first", "shard")}

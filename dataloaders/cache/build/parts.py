@@ -30,7 +30,6 @@ from dataloaders.cache.format.disk import open_plain, rename, sync, writing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.shards import first_of
 from dataloaders.errors import CacheError
-from dataloaders.options import option
 
 _PART = re.compile(r"\d{5,15}(-[0-9a-f]{8})?\.h5")
 
@@ -232,26 +231,3 @@ class BuildFolder:
 def part_at(path: Path) -> Part:
     """Return the part in this file; CacheError: it is none."""
     return Part(path, Index.parse(str(path)))
-
-
-def complete_build(target: Path) -> list[Part]:
-    """Return the parts in the folder of ``target``, in order of their samples.
-
-    Raises:
-        CacheError: there are none, or some are missing.
-    """
-    folder = parts_folder(target)
-    parts = sorted(map(part_at, parts_in(folder)), key=lambda part: part.samples.start)
-    if not parts:
-        raise CacheError(
-            f"there are no parts of {target} in {folder}; copy them there, or build them with "
-            f"{option('shard', (0, 8))} and {option('wait', False)}"
-        )
-    length = parts[0].index.fingerprint.get("length")
-    if missing := missing_in(range(length if type(length) is int else 0), parts):
-        spans = ", ".join(f"{each.start} to {each.stop - 1}" for each in missing[:8])
-        raise CacheError(
-            f"{folder} is not complete: samples {spans} are missing; copy the other parts there, "
-            "or build them"
-        )
-    return parts

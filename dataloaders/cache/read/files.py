@@ -164,8 +164,8 @@ class Files:
                     break
         if wrong:
             raise CacheError(
-                f"the shard {shard.name} {wrong}, so {self._path} does not join what it says; join "
-                f"the shards again: dataloaders cache join {self._path.name}"
+                f"the shard {shard.name} {wrong}, so {self._path} does not join what it "
+                "says; delete it and build again: only what is missing is built"
             )
 
 

@@ -92,6 +92,6 @@ def open_shard(folder: Path, shard: Shard, joined: Path) -> int:
     else:
         what = "is not the one that was joined: it was swapped, replaced or rebuilt"
     raise CacheError(
-        f"{where} {what}; copy the right file there again, delete it and run the build again (only "
-        f"it is built), or join the shards that are there: dataloaders cache join {joined.name}"
+        f"{where} {what}; copy the right file there again, or delete it and run the build again: "
+        "only it is built"
     )
