@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from dataloaders import registry
 from dataloaders.errors import DataLoadersError
 from dataloaders.measuring.table import table
-from dataloaders.scripts.target import hidden_by
 
 
 def carry_out(parsed: object) -> int:
@@ -19,12 +16,6 @@ def carry_out(parsed: object) -> int:
         print(f"CUDA: {torch.cuda.get_device_name()}, torch {torch.__version__}")
     else:
         print(f"CUDA: no device that torch {torch.__version__} can use")
-    hidden = hidden_by(Path.cwd(), "backends")
-    if hidden is not None:
-        print(
-            f"note: {hidden} has the name of our package 'backends'; backends named by a string "
-            "still come from ours, but `import backends` in a script there finds yours"
-        )
     return 0
 
 

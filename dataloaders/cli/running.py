@@ -33,7 +33,7 @@ def refuse_unfit(target: Target, command: str) -> None:
     It does not exist, it only starts the processes that train, or its folder has its own
     ``dataloaders``.
     """
-    hidden = hidden_by(target.folder, "dataloaders")
+    hidden = hidden_by(target.folder)
     if hidden is not None:
         raise DataLoadersError(
             f"{hidden} has the same name as this package, {Path(__file__).resolve().parents[1]}: "

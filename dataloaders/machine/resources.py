@@ -137,7 +137,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
 
 def cpu_model(root: Path = _ROOT) -> str:
     """Return the processor's name, such as "AMD EPYC 7B13"; "unknown" if not given."""
-    return field_of(root / "proc/cpuinfo", "model name", "Model", "cpu model") or "unknown"
+    return field_of(root / "proc/cpuinfo", "model name", "Model") or "unknown"
 
 
 def shm_room(path: Path = SHM) -> int | None:
@@ -180,8 +180,8 @@ def shm_shortage(
     enough = math.ceil(1.5 * needed * batch_bytes * ranks_here() / 2**30)  # and half to spare
     return (
         f"{num_workers} workers with prefetch_factor={prefetch_factor} can have {needed} batches "
-        f"of {_size(batch_bytes)} in {path} at once, {_size(needed * batch_bytes)}, and "
-        f"{_size(room)} are free there{shared}: a worker that finds it full dies of a bus error. "
+        f"of {batch_bytes / 2**20:,.1f} MiB in {path} at once, and {room / 2**20:,.1f} MiB are "
+        f"free there{shared}: a worker that finds it full dies of a bus error. "
         f"Enlarge it (docker run --shm-size={max(1, enough)}g, or "
         "--ipc=host), or use fewer workers or smaller batches (the sharing strategy 'file_system' "
         "uses the same room)"
@@ -252,10 +252,3 @@ def _number(words: list[str], position: int) -> int | None:
         return int(words[position])
     except (IndexError, ValueError):
         return None
-
-
-def _size(count: int) -> str:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} bytes"

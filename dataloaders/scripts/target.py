@@ -122,10 +122,10 @@ class Target:
         return code, spec
 
 
-def hidden_by(folder: Path, package: str) -> Path | None:
-    """Return what scripts in ``folder`` import as ``package`` in place of ours, or None."""
-    ours = Path(__file__).resolve().parents[2] / package
-    as_file, as_folder = folder / f"{package}.py", folder / package
+def hidden_by(folder: Path) -> Path | None:
+    """Return what scripts in ``folder`` import as ``dataloaders`` in place of ours, or None."""
+    ours = Path(__file__).resolve().parents[1]
+    as_file, as_folder = folder / "dataloaders.py", folder / "dataloaders"
     if as_file.is_file():
         return as_file
     if as_folder.is_dir() and as_folder.resolve() != ours and any(as_folder.glob("*.py")):

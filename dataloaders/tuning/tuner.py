@@ -335,11 +335,6 @@ class Tuner:
                     f"starting the workers takes {100 * share:.0f} % of each epoch; "
                     "persistent_workers=True pays that once"
                 )
-        if not isinstance(self.loader, DataLoader) and auto.in_memory(self.loader.dataset):
-            notes.append(
-                "the dataset is in memory: dataloaders.DataLoader fetches a batch of it by one "
-                "indexed gather, in one process"
-            )
         return notes
 
     def _remember(self) -> Path | None:
