@@ -19,14 +19,10 @@ SECONDS = st.floats(1e-7, 10)
 @pytest.mark.parametrize(
     ("gaps", "every", "cycle"),
     [
-        *(([0.01] * 3 * cycle, cycle, cycle) for cycle in (1, 2, 5, 128)),  # an optimizer's steps
+        *(([0.01] * 3 * cycle, cycle, cycle) for cycle in (2, 128)),  # an optimizer's steps
         ([0.01] * 3 * 129, 129, 1),
-        *(([*[0.0] * (cycle - 1), 0.2] * 4, 0, cycle) for cycle in (3, 4, 10)),  # long gaps
-        ([0.01, 0.01, 0.01, 0.035] * 4, 0, 4),  # more than three times the median
         ([0.01, 0.01, 0.01, 0.01, 0.018, 0.04] * 4, 0, 6),  # half longer than all others
         ([*[0.01] * 4, 0.3, 0.01, 0.01, 1.0] * 4, 0, 8),  # others are a third of the longest
-        ([0.0, 0.2] * 6, 0, 1),  # every second one: not far longer than most
-        ([0.01] * 50, 0, 1),
     ],
 )
 def test_a_cycle_and_its_first_batch_are_found(gaps, every, cycle):
@@ -47,8 +43,6 @@ def test_a_cycle_and_its_first_batch_are_found(gaps, every, cycle):
     [
         ([], (), True),
         ([0.01] * 9, (3, 5), False),
-        ([0.01] * 9, (3, 5, 8), True),  # at no fixed distance
-        ([9.0, 9.0, *[0.01] * 9], (), True),  # the first steps may compile
         ([0.01, 0.01, 9.0, *[0.01] * 9], (), False),
         ([gap for short in (5, 4, 3, 5) for gap in (*[0.01] * short, 9.0)], (), True),
     ],
@@ -72,9 +66,6 @@ def test_a_cycle_is_not_ruled_out_before_its_end_was_seen_often_enough(gaps, ste
         ([1.0, 3.0] * 20, 5),
         ([0.001, 0.0025] * 200, 286),  # half a second: a millisecond is no difference
         ([60.0, *[0.1, 0.9] * 20], 11),
-        ([3.0, 0.5, *[0.2] * 20], 5),
-        ([0.02, 60.0, *[0.3] * 20], 5),  # compilation is not counted
-        ([0.1, 0.9] * 20, 10),  # they never agree: after a while
     ],
 )
 def test_warming_up_ends_when_steps_agree_or_after_a_while(steps, over):
@@ -116,7 +107,7 @@ def test_what_first_steps_took_longer_is_their_excess(steps, excess):
     assert warm_up.excess_s == pytest.approx(excess)
 
 
-TWO, FOUR = {"workers": 2, "in_flight": 4}, {"workers": 4, "in_flight": 8}
+FOUR, SIX = {"workers": 4, "in_flight": 8}, {"workers": 6, "in_flight": 12}
 ASYNC = {"asynchronous": True}
 
 
@@ -125,72 +116,37 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("arm", "options", "numbers", "plan"),
         [
-            ("synthetic", {}, (30, 0.01, 0.02), (0, 2, 45, 1, 3.76)),  # 1/3 s
             ("synthetic", {"budget_s": 9}, (9, 0.001, 0.001), (0, 2, 270, 2, 1.088)),  # 0.2 s
-            ("synthetic", {"budget_s": 4}, (4, 0.01, 0.01), (0, 2, 14, 1, 1)),  # 0.1 s
-            ("synthetic", ASYNC, (30, 0.01, 0.01), (0, 20, 45, 1, 2.6)),
             ("synthetic", ASYNC, (30, 1e-5, 1e-5), (0, 4096, 20000, 200, 1)),
-            ("synthetic", {}, (30, 1e-7, 1e-7), (0, 2, 20000, 5000, 1)),  # four marks
             ("synthetic", {}, (30, 1e-7, 1e-7, 2), (0, 2, 20000, 5000, 1)),
-            ("synthetic", {}, (30, 0.01, 0.01, 64), (0, 64, 64, 64, 5.12)),
-            ("synthetic", {}, (0.05, 0.01, 0.01), (0, 2, 45, 1, 0.1)),  # no time is left
             ("synthetic", {"length": 11}, (30, 0.01, 0.01), (0, 2, 48, 1, 2)),  # all in the pool
-            ("real", {}, (30, 0.01, 0.02), (0, 3, 23, 1, 2.08)),
             ("real", ASYNC, (30, 0.01, 0.02), (0, 10, 23, 1, 2.64)),
             ("real", ASYNC, (30, 0.01, 0.01, 1, -1, 0.05), (5, 20, 45, 1, 2.8)),
             ("real", {"length": 12}, (30, 0.01, 0.01), (0, 3, 45, 1, 1.92)),
-            ("real", {"length": 11}, (30, 0.01, 0.01), (0, 3, 55, 11, 2.32)),
             ("real", {"workers": 2, "in_flight": 4, "length": 20}, (30, 0.01, 0.15),
              (0, 9, 20, 20, 17.4)),  # a tenth of the budget
-            ("real", {"workers": 4, "in_flight": 12}, (30, 0.01, 0.02), (0, 27, 24, 1, 4.08)),
-            ("real", {"workers": 4, "in_flight": 12}, (30, 0.01, 0.1), (0, 27, 12, 1, 15.6)),
             # Slow steps, of which a block has few
             ("synthetic", {}, (1, 0.25, 0.25), (0, 2, 4, 1, 1)),
-            ("synthetic", {}, (30, 0.26, 0.26), (0, 2, 4, 1, 6.24)),
-            ("synthetic", {}, (3, 1, 1), (0, 1, 2, 1, 3)),
             ("synthetic", {}, (2, 1, 1), (0, 0, 2, 1, 2)),
             ("synthetic", ASYNC, (2, 1, 1), (0, 1, 1, 1, 2)),
-            ("synthetic", {"workers": 6}, (7, 1, 1.06), (0, 2, 5, 1, 7)),
             ("real", {}, (30, 0.25, 0.25), (0, 3, 4, 1, 7)),
-            ("real", {}, (30, 0.26, 0.26), (0, 1, 4, 1, 5.2)),
             ("real", {}, (4.3, 1, 1.06), (0, 1, 3, 1, 4.3)),
             ("real", {"workers": 4, "in_flight": 12}, (30, 0.01, 0.25), (0, 27, 12, 1, 30)),
-            ("real", {"workers": 4, "in_flight": 12}, (30, 0.01, 0.26), (0, 27, 10, 1, 30)),
-            ("real", {"workers": 6, "in_flight": 12}, (30, 0.01, 0.3, 1, 0), (0, 7, 10, 1, 20.4)),
-            ("real", {"workers": 6, "in_flight": 12}, (30, 1, 1.06, 1, 0), (0, 7, 7, 1, 30)),
-            ("real", {"workers": 6, "in_flight": 12}, (14.9, 1, 1.06, 1, 0), (0, 7, 7, 1, 14.9)),
-            ("real", {"workers": 6, "in_flight": 12}, (8, 1, 1.06, 1, 0), (0, 5, 6, 1, 8)),
-            ("real", {"workers": 6, "in_flight": 12}, (8, 1, 1.05, 1, 0), (0, 5, 2, 1, 8)),
-            ("real", {"workers": 6, "in_flight": 12}, (16, 2, 2.05, 1, 0), (0, 5, 2, 1, 16)),
+            ("real", SIX, (30, 0.01, 0.3, 1, 0), (0, 7, 10, 1, 20.4)),
+            ("real", SIX, (14.9, 1, 1.06, 1, 0), (0, 7, 7, 1, 14.9)),
+            ("real", SIX, (8, 1, 1.06, 1, 0), (0, 5, 6, 1, 8)),
+            ("real", SIX, (8, 1, 1.05, 1, 0), (0, 5, 2, 1, 8)),
+            ("real", SIX, (16, 2, 2.05, 1, 0), (0, 5, 2, 1, 16)),
             # A fifth of a second on a device, twice what is in flight or what workers have begun
-            ("synthetic", ASYNC, (30, 0.03, 0.03), (0, 7, 15, 1, 2.64)),
             ("real", FOUR, Numbers(30, 1, 0.1, ready=0), (0, 19, 8, 1, 30)),
-            ("real", FOUR, Numbers(30, 1, 0.11, ready=0), (0, 5, 8, 1, 30)),
-            ("real", FOUR, Numbers(30, 1, 0.11), (0, 19, 8, 1, 30)),
             ("real", FOUR, Numbers(30, 0.02, 0.02, ready=3, steady=1), (0, 0, 24, 1, 1.92)),
             # Refilled as the last block left the device, half a second at most
             ("real", {}, Numbers(30, 0.03, 0.03, lag_s=0.09), (0, 3, 15, 1, 2.16)),
-            ("synthetic", ASYNC, Numbers(30, 0.03, 0.03, lag_s=0.09), (0, 7, 15, 1, 2.64)),
-            ("real", ASYNC, Numbers(30, 0.03, 0.03, lag_s=0.09), (3, 7, 15, 1, 3)),
-            ("real", ASYNC, Numbers(30, 0.03, 0.03, lag_s=0.09, writes=1), (0, 7, 15, 1, 2.64)),
             ("real", ASYNC, Numbers(30, 0, 0.03, lag_s=0.09), (0, 7, 15, 1, 2.64)),
-            ("real", ASYNC, Numbers(30, 0.03, 0.04, lag_s=0.09), (3, 5, 12, 1, 3.2)),
             # Copied too slowly, and just in time
             ("real", ASYNC, Numbers(30, 0.03, 0.04, lag_s=0.09, ahead=1), (0, 5, 12, 1, 2.72)),
             ("real", ASYNC, Numbers(30, 0.03, 0.0306, lag_s=0.09, ahead=1), (3, 7, 15, 1, 3.06)),
-            ("real", ASYNC, Numbers(30, 0.03, 0.03, lag_s=9), (17, 7, 15, 1, 4.68)),
             ("real", ASYNC, Numbers(30, 0.2, 0.03, lag_s=9), (4, 7, 15, 1, 20.8)),
-            # Whole epochs where no queue finds its state: eight to warm up, four measured, twice
-            ("real", TWO | {"length": 23}, (30, 0.02, 0.02), (0, 9, 46, 23, 4.4)),
-            ("real", TWO | {"length": 24}, (30, 0.02, 0.02), (0, 9, 24, 1, 2.64)),
-            ("real", TWO | {"length": 23}, Numbers(30, 0.02, 0.02, interrupted=1),
-             (0, 9, 24, 1, 2.64)),
-            ("synthetic", TWO | {"length": 23}, (30, 0.02, 0.02), (0, 2, 24, 1, 2.08)),
-            ("real", {"workers": 2, "in_flight": 16, "length": 5}, (30, 0.02, 0.02),
-             (0, 11, 25, 5, 2.88)),
-            # Marks two milliseconds apart
-            ("synthetic", {}, (30, 1e-5, 1e-5), (0, 2, 20000, 200, 1)),
-            ("synthetic", {}, (30, 1e-5, 1e-5, 64), (0, 64, 20224, 256, 1)),
             ("synthetic", {}, Numbers(30, 1e-5, 1e-5, varied=1), (0, 2, 20000, 1, 1)),
         ],
     )  # fmt: skip
@@ -199,9 +155,8 @@ class TestPlan:
         figures = found.refill, found.warm_up, found.batches, found.segment, found.most_s
         assert figures == pytest.approx(plan)
 
-    @pytest.mark.parametrize("step_s", [0.002, 0.00233])  # 180 of these, and the block is as long
-    def test_a_block_is_at_most_four_times_as_long_as_the_last_of_its_arm(self, step_s):
-        schedule = Schedule(30)
+    def test_a_block_is_at_most_four_times_as_long_as_the_last_of_its_arm(self):
+        schedule, step_s = Schedule(30), 0.00233  # 180 of these, and the block is as long
         assert schedule.plan("synthetic", Numbers(30, 0.01, 0.01)).batches == 45
         assert schedule.plan("synthetic", Numbers(30, step_s, step_s, 7)).batches == 175
 
@@ -254,20 +209,13 @@ class TestPlan:
 @pytest.mark.parametrize(
     ("rounds", "spent", "step", "known", "enough", "over"),
     [
-        (5, 10.0, 0.02, (True, True, True), True, False),
-        (4, 10.0, 0.02, (True, True, True), False, False),
-        (5, 10.0, 0.02, (True, True, False), False, False),
         (5, 14.0, 0.02, (True, True, False), False, False),
         (5, 14.5, 0.02, (True, True, False), True, False),  # half of the budget
-        (4, 14.5, 0.02, (True, True, False), False, False),
-        (5, 14.5, 0.02, (True, False, False), False, False),
         (9, 27.4, 0.02, (True, False, False), False, False),
         (9, 27.5, 0.02, (True, False, False), True, False),  # another round would not fit
         (9, 30.0, 0.02, (True, False, False), True, False),
         (2, 31.0, 0.25, (False, False, False), True, True),
-        (1, 31.0, 0.02, (False, False, False), False, False),  # one round: twice the budget
         (1, 60.0, 0.02, (False, False, False), False, False),
-        (3, 31.0, 1.0, (False, False, False), False, False),  # nor many slow steps
         (2, 52.0, 4.0, (False, False, False), False, False),
         (2, 52.5, 4.0, (False, False, False), True, False),  # no room for two of them
         (2, 55.5, 2.2, (False, False, False), False, False),
@@ -295,7 +243,7 @@ def test_long_rounds_may_be_few_and_slow_steps_have_twice_the_budget():
     assert schedule.left_s(2, 10.0) == 50
 
 
-@pytest.mark.parametrize("lengths", [(None, None), (100, 100), (7, 7), (7, 5), (60, 40)])
+@pytest.mark.parametrize("lengths", [(None, None), (7, 7), (60, 40)])
 @pytest.mark.parametrize("slower_s", [0.0, 0.03])
 def test_unequal_ranks_run_the_same_number_of_steps(lengths, slower_s):
     """Rank 1 loads more slowly, or has shorter epochs; every step is a barrier, as with DDP."""

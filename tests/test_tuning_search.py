@@ -71,14 +71,9 @@ UP_TO_6 = {count: min(rate, 60.0) for count, rate in LINEAR.items()}
 SEARCHES = {
     # What is searched, the rates by number of workers, which are tried, which is chosen.
     "twice as many while that pays": ({"given": workers(4)}, LINEAR, [2, 4, 8, 16], 16),
-    "no more than pays": ({}, UP_TO_6, [2, 4, *[8, 16] * 3], 8),
     "no more than the need takes": ({"needed": 100}, {0: 50, 2: 80, 4: 100}, [2, 4, 4, 4], 4),
     "what just meets it": ({"needed": 100}, {0: 50, 2: 90, 4: 104}, [2, 4, 4, 4], 4),
     "the smallest within 3 %": ({"most": 4}, {0: 50, 2: 194, 4: 200}, [2, *[4, 2] * 2, 4], 2),
-    "one worker beside a step": (
-        {"fewest": 1, "most": 4}, {0: 50, 1: 50, 2: 100, 4: 101}, [1, *[2, 4] * 3], 2,
-    ),
-    "one worker alone": ({"most": 1}, LINEAR, [], 0),
     "no more than three in turns": (
         {"given": workers(8, 4)}, {0: 100, 8: 95, 2: 96, 4: 97}, [8, 0, 0, *[2, 4] * 3], 0
     ),
