@@ -228,7 +228,7 @@ class _Ahead:
         if yielded * self._row_bytes > _AHEAD + self.seconds * _FASTEST:
             return  # the epoch is being listed, not read
         begins = self._begins
-        last = min(int(np.searchsorted(begins, yielded + self._reach)), len(begins) - 1)
+        last = int(np.searchsorted(begins, yielded + self._reach))
         for begin, end in pairwise(begins[self._next : last + 1].tolist()):
             self._file.will_read(int(self._rows[begin]), int(self._rows[end - 1]) + 1)
         self._next = max(self._next, last)
@@ -243,7 +243,7 @@ def _moves(count: int, window: int, random: np.random.Philox) -> Rows:
     # Raw bits and IEEE products are the same on any machine and with any NumPy.
     even = (random.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     if window >= count:
-        due = even * count
+        due = even
     else:
         due = np.abs(np.arange(count) + 0.5 + (even - 0.5) * window)
         due = np.where(due > count, 2.0 * count - due, due)
@@ -252,7 +252,7 @@ def _moves(count: int, window: int, random: np.random.Philox) -> Rows:
 
 def _shuffled(count: int, random: np.random.Philox) -> Rows:
     """Return 0 to ``count - 1`` in random order, sorted by random bits placed above the numbers."""
-    bits = np.uint64(max(1, (count - 1).bit_length()))
+    bits = np.uint64((count - 1).bit_length())
     keys = random.random_raw(count) << bits | np.arange(count, dtype=np.uint64)
     keys.sort()
     numbers: Rows = (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
