@@ -5,6 +5,7 @@ Batches, collation and torch's workers: test_dali and test_device_tail.
 
 from __future__ import annotations
 
+import pickle
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from helpers import recorded
-from helpers.codes import CODES, MEAN, STD
+from helpers.codes import CODES, MEAN, STD, Codes
 from helpers.compare import assert_same
+from helpers.processes import run_script
 from helpers.recorded import Code, Photos, as_recorded, encoded, equal, is_recorded, path
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -42,6 +44,22 @@ def test_a_recorded_sample_is_the_datasets_own(name: str) -> None:
         assert (count > 0) == (how == "some")
     tailed, _ = as_recorded(dataset, "tail")
     assert all(map(equal, tailed, expected))
+
+
+def test_a_process_that_has_recorded_nothing_replays(tmp_path: Path) -> None:
+    names = {"decoded_and_arithmetic", "modes", "by_torchcodec"} & CODES.keys()
+    stock, sent = recorded.both(Codes(sorted(names)), list)
+    (tmp_path / "sent").write_bytes(pickle.dumps(sent))
+    source = """
+        import pickle
+        from pathlib import Path
+        from dataloaders.recording import ops, program
+
+        made = program.filled(pickle.loads(Path("sent").read_bytes()), ops.run)
+        Path("made").write_bytes(pickle.dumps(made))
+        """
+    run_script(tmp_path, source)
+    assert_same(pickle.loads((tmp_path / "made").read_bytes()), stock, strides=False)
 
 
 def test_the_docs_say_what_is_recorded() -> None:

@@ -402,6 +402,15 @@ def test_a_dataset_that_fails_on_stand_ins_is_asked_again_once():
     assert all(map(equal, made, loader))
 
 
+def test_what_has_no_stand_in_is_sent_as_it_is():
+    held = [{"a": 1}, 2]
+    (sent,) = recording(DataLoader(MapDataset(tensor, 1), 1, collate_fn=lambda _: held))
+    assert sent is held
+    looked = MapDataset(lambda index: after(x := tensor(index), x.numpy()), 1)
+    ((sent,),) = recording(DataLoader(looked, 1, collate_fn=list))
+    assert type(sent) is torch.Tensor
+
+
 def test_images_opened_in_collation_are_recorded():
     def opens(samples):
         return torch.stack([tensor(index % 5) for index in samples])

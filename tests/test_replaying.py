@@ -60,7 +60,15 @@ def test_memory_is_used_again_only_when_nobody_refers_to_it(replay):
     assert place in [batch.data_ptr() for batch in kept]
 
 
-@pytest.mark.parametrize("joined", [tuple, torch.cat])
+@pytest.mark.parametrize(
+    "joined",
+    [
+        lambda views: torch.cat(views * 2),  # each of them twice
+        lambda views: tuple(F.crop(view, 1, 2, 9, 9) for view in views),  # of the floats
+        lambda views: (*views, F.to_tensor(Image.open(path(0, "PNG", "L")))),
+    ],
+    ids=["cat", "crop", "grey"],
+)
 def test_only_windows_are_decoded_and_each_view_has_its_own(replay, joined):
     view = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
     stock, recorded = both(Photos(FILES, lambda image: joined((view(image), view(image)))))
@@ -81,6 +89,10 @@ def crop(image):
 def resized(image, *by, **options):
     """As a tensor, by torch."""
     return F2.resize(F2.to_image(image), [60, 50], *by, **options)
+
+
+def flipped_too(image):
+    return torch.cat([image, F.hflip(image)])
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
@@ -117,26 +129,33 @@ def resized(image, *by, **options):
         (lambda image: resized(image, BICUBIC), (ALL, (50, 60), None, NOT, 3, False)),
         (lambda image: resized(image, antialias=False), (ALL, None)),
         (lambda image: resized(image, NEAREST), (ALL, None)),
+        (lambda image: flipped_too(F.pil_to_tensor(crop(image))), (PART, None, None, NOT)),
     ],
 )
-def test_the_first_steps_of_an_image_are_one_window_size_and_flip(make, head):
-    _, recorded = both(Photos(FILES[:1], make), list)
+def test_the_first_steps_of_an_image_are_one_window_size_and_flip(replay, make, head):
+    def made(image):  # a tensor: images are opened by Pillow, for their ``info``
+        image = make(image)
+        return F.pil_to_tensor(image) if isinstance(image, Image.Image) else image
+
+    stock, recorded = both(Photos(FILES[:1], made), list)
+    assert_same(replay.apply(recorded), stock, strides=False)
     images = []
     program.filled(recorded, lambda wanted: images.extend(wanted) or wanted)
-    (found,) = plan.heads_of(*images)
+    found, *_ = plan.heads_of(*images)
     resize = head[4:] or (2, found.size is not None)
     steps = (found.window, found.size, found.crop, found.flips)
     assert (*steps[: len(head)], found.by, found.by_pillow) == (*head[:4], *resize)
 
 
-def test_images_that_are_concatenated_are_made_one_by_one(replay):
+@pytest.mark.parametrize(("files", "steps"), [(4, 1), (5, 5)])  # four may be of one sample
+def test_images_that_are_concatenated_are_made_one_by_one(replay, files, steps):
     """Else one thread would make the batch."""
-    photos = Photos(FILES, v1.Compose([v1.RandomCrop(32), v1.ToTensor()]))
-    stock, recorded = both(photos, lambda images: torch.cat([x[None] for x in images]) * 2)
+    photos = Photos(FILES[:files], v1.Compose([v1.RandomCrop(32), v1.ToTensor()]))
+    stock, recorded = both(photos, lambda images: torch.cat([x[None] for x in images] * 2) * 2)
     assert_same(replay.apply(recorded), stock)
     apart = []
     program.filled(recorded, lambda wanted: apart.extend(plan.plan(wanted)[1]) or wanted)
-    assert len(apart) == len(FILES)
+    assert len(apart) == steps
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,7 @@ def _from_array(original: Any, obj: Any, mode: Any = None) -> Any:
         if natural is not None and obj.ndim > 1 and mode in (None, natural):
             own.sources += 1
             what = program.Image(natural, (obj.shape[1], obj.shape[0]))
-            args = (obj.tobytes(), obj.shape, "|u1", natural)
-            return images.new(Node("array", (), args, (), what))
+            return images.new(Node("array", (), (obj.tobytes(), obj.shape), (), what))
     return original(obj) if mode is None else original(obj, mode)
 
 

@@ -130,20 +130,16 @@ def _attribute(module: str, *names: str) -> Any:
 def _open(data: Any, format: str) -> Any:
     from PIL import Image
 
-    if format not in Image.OPEN:
-        Image.init()
+    Image.init()
     image = Image.OPEN[format][0](io.BytesIO(data), "")
     image.load()
     return image
 
 
-def _array(data: Any, shape: tuple[int, ...], typestr: str, mode: str) -> Any:
+def _array(data: Any, shape: tuple[int, ...]) -> Any:
     from PIL import Image
 
-    array = np.frombuffer(bytes(data), typestr).reshape(shape)
-    # Without its mode: Pillow has deprecated that argument, and taken it back.
-    image = Image.fromarray(array)
-    return image if image.mode == mode else Image.frombytes(mode, image.size, bytes(data))
+    return Image.fromarray(np.frombuffer(bytes(data), np.uint8).reshape(shape))
 
 
 def _tensor(

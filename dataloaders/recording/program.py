@@ -9,7 +9,7 @@ slot, the number of that byte string:
 
     open(bytes, format)                         an encoded file, as Pillow opens it
     decode(bytes, function, *args)              an encoded file, as ``torch.ops.image`` decodes it
-    array(bytes, shape, typestr, mode)          NumPy's pixels, as ``Image.fromarray`` takes them
+    array(bytes, shape)                         pixels in uint8, as ``Image.fromarray`` takes them
     tensor(bytes, shape, dtype, flavour, strides)   a dense tensor
 
 Other operations:

@@ -151,7 +151,7 @@ def _table(step: Node) -> Array:
 def _table_of(op: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Array:
     what = program.Image("RGB", (256, 1))
     levels = np.arange(256, dtype=np.uint8).reshape(1, 256, 1).repeat(3, 2)
-    first = Node("array", (), (levels.tobytes(), levels.shape, "|u1", "RGB"), (), what)
+    first = Node("array", (), (levels.tobytes(), levels.shape), (), what)
     made: Array = np.asarray(run([Node(op, (first,), args, kwargs, what)])[0])
     return made[:, :, 0]
 

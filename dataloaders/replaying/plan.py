@@ -261,6 +261,6 @@ def _resized(step: Node, given: dict[str, Any]) -> tuple[tuple[int, int], int] |
         return (step.what.size, 3 if by is None else int(by)) if plain else None
     name = given.get("interpolation", "bilinear")
     number = {"bilinear": 2, "bicubic": 3}.get(str(getattr(name, "value", name)))
-    if number is None or given.get("antialias", True) is not True:
+    if number is None or given.get("antialias") is not True:
         return None
     return (step.what.shape[2], step.what.shape[1]), number

@@ -141,16 +141,6 @@ codes(
 
 
 @code("all")
-def segmentation_by_functionals(index: int) -> Any:
-    image, mask = rgb(index), grey(index)
-    box = v1.RandomCrop.get_params(image, (32, 32))
-    image, mask = F.crop(image, *box), F.crop(mask, *box)
-    if random.random() < 0.5:
-        image, mask = F.hflip(image), F.hflip(mask)
-    return F.normalize(F.to_tensor(image), MEAN, STD), F.pil_to_tensor(mask).long().squeeze(0)
-
-
-@code("all")
 def pillow_by_hand(index: int) -> Any:
     image = ImageOps.mirror(rgb(index)) if np.random.rand() < 0.5 else rgb(index)
     image = ImageEnhance.Contrast(image).enhance(np.random.uniform(0.5, 1.5))
@@ -158,6 +148,16 @@ def pillow_by_hand(index: int) -> Any:
     left, top = np.random.randint(0, image.width - 32), np.random.randint(0, image.height - 32)
     image = ImageOps.autocontrast(image.crop((left, top, left + 32, top + 32)))
     return F.to_tensor(image.filter(ImageFilter.GaussianBlur(1.5)).transpose(Image.ROTATE_90))
+
+
+@code("all")
+def segmentation_by_functionals(index: int) -> Any:
+    image, mask = rgb(index), grey(index)
+    box = v1.RandomCrop.get_params(image, (32, 32))
+    image, mask = F.crop(image, *box), F.crop(mask, *box)
+    if random.random() < 0.5:
+        image, mask = F.hflip(image), F.hflip(mask)
+    return F.normalize(F.to_tensor(image), MEAN, STD), F.pil_to_tensor(mask).long().squeeze(0)
 
 
 @code("all")

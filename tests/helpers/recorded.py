@@ -117,18 +117,18 @@ def is_recorded(batch: Any) -> bool:
 
 
 def as_recorded(dataset: Any, upto: str = "files") -> tuple[list[Any], int]:
-    """Return what a loader of ``dataset`` yields if it records, and how many were recorded."""
+    """Return what a loader of ``dataset`` yields if it records, and how many were replayed."""
     loader = DataLoader(dataset, batch_size=None, collate_fn=as_list)
-    batches = list(recording(loader, upto))
-    made = []
-    for batch in batches:
+    made, count = [], 0
+    for batch in list(recording(loader, upto)):
         try:
             made.append(
                 replayed(batch) if is_recorded(batch) else DeviceTail().apply(batch, as_list)
             )
+            count += is_recorded(batch)
         except Exception:  # the dataset's mistake, which it may catch itself
             made.append(worker.ask_again(batch.again, as_list, False, dataset))
-    return made, sum(map(is_recorded, batches))
+    return made, count
 
 
 equal = functools.partial(same, info=True)
