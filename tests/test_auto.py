@@ -32,7 +32,7 @@ pytestmark = [
     # As on machines of more cores.
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]
-CHOICE = learned.Learned(3, 2, False, batch_bytes=4096)
+CHOICE = learned.Learned(3, 1, False, batch_bytes=4096)
 AUTO = {"num_workers": "auto", "prefetch_factor": "auto", "pin_memory": "auto"}
 
 
@@ -133,8 +133,9 @@ def test_unusual_datasets_are_accepted_and_invalid_values_are_torchs_errors():
     assert resolved(Hostile(), sampler=range(9))[0] >= 1
     assert "Hostile" in key_of(Hostile()).dataset
     holds_itself = Files()
-    vars(holds_itself).update(dataset=holds_itself, datasets=[holds_itself])
-    assert "Files" in key_of(holds_itself).dataset
+    vars(holds_itself).update(dataset=holds_itself, datasets=[holds_itself] * 9)
+    # Eight of a list and four levels down are enough.
+    assert key_of(holds_itself).dataset.count("Files") == sum(9**depth for depth in range(5))
     for wrong in (-1, "many"):
         with pytest.raises((ValueError, TypeError)):
             resolved(Files(), num_workers=wrong)
@@ -178,8 +179,10 @@ def test_fewer_workers_where_memory_or_shared_memory_is_short(monkeypatch):
     monkeypatch.setattr(resources, "shm_room", lambda path=None: 8 * 2**20)
     monkeypatch.setattr(resources, "usable_cores", lambda: 4)
     rule = '"auto" chose num_workers=1, prefetch_factor=1: .* 8.0 MiB are free .* is a guess'
-    with pytest.warns(CapacityWarning, match=rule):
-        assert resolved(Files(root="others"))[:2] == (1, 1)
+    learn(Files(root="learned"), 4, 2, False)
+    for root in ("others", "learned"):
+        with pytest.warns(CapacityWarning, match=rule):
+            assert resolved(Files(root=root))[:2] == (1, 1)
 
 
 WRONG = {
@@ -228,6 +231,7 @@ def test_keys_are_stable_contain_no_path_and_differ_where_loaders_do(monkeypatch
         key_of(Files(transform=("resized", 32))),
         key_of(Files(), batch_size=8),
         key_of(Files(), batch_size=None),
+        key_of(Files(), batch_size=None, sampler=OWN),
         *(key_of(Files(), collate=function) for function in (stack, key_of, CHOICE)),
         key_of(list(range(1000))),
         *(key_of(Subset(Files(transform=("resized", n)), range(1000))) for n in (32, 224)),

@@ -1,6 +1,7 @@
 """How large rows and caches may be: no row takes more than the index or a limit allows."""
 
 import pickle
+import resource
 import shutil
 import struct
 import tempfile
@@ -142,6 +143,17 @@ def test_a_limit_counts_what_objects_take_in_memory(path, value):
     assert built([value], path).path.stat().st_size < 1 << 20
     rule = r"values that take .* in memory, and largest=1048576"
     refused(rule, CachedDataset, path, largest=1 << 20)
+
+
+def test_a_file_for_which_there_is_no_room_among_the_addresses(path):
+    built([np.zeros(64 << 20, np.uint8)], path)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    least = psutil.Process().memory_info().vms + (16 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (least, limits[1]))
+    try:
+        refused("a.h5 cannot be mapped: Cannot allocate memory", CachedDataset, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 # Beyond what fits 32 bits: samples over 100 MB, more than 2 GiB of rows, a million rows
