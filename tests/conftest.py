@@ -32,6 +32,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 multiprocessing.set_forkserver_preload(["torchvision.datasets", "torchvision.transforms.v2"])
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Show CUDA devices to ``pytest -m gpu`` alone: where there is one, backends deliver on it."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip ``gpu`` tests where there is no CUDA device, and mark most of a product nightly."""
@@ -56,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: (drawn(item.path.name), drawn(item.nodeid)))
     if torch.cuda.is_available():
         return
-    skip = pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False here")
+    skip = pytest.mark.skip(reason="needs a CUDA device, and pytest -m gpu, which shows it")
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)

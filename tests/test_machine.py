@@ -207,6 +207,13 @@ def test_facts_name_cores_and_versions_and_processors_by_the_systems_files(monke
     assert facts.gpu_name(machine.root) == "NVIDIA H200"
 
 
+def test_tests_of_the_cpu_see_no_device():
+    """Else backends that deliver on a device would, and batches would not equal torch's."""
+    program = "import torch; print(torch.cuda.device_count())"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], found.stdout) == ("", "0\n")
+
+
 @pytest.mark.gpu
 def test_facts_do_not_initialise_cuda():
     source = (
