@@ -6,7 +6,7 @@ import collections
 import copy
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -140,6 +140,28 @@ class Items(Mapping):
         return 1
 
 
+class OwnStore(MutableMapping):
+    """copy.copy() of this one shares the dict inside."""
+
+    def __init__(self, **items):
+        self.inside = items
+
+    def __getitem__(self, key):
+        return self.inside[key]
+
+    def __setitem__(self, key, value):
+        self.inside[key] = value
+
+    def __delitem__(self, key):
+        del self.inside[key]
+
+    def __iter__(self):
+        return iter(self.inside)
+
+    def __len__(self):
+        return len(self.inside)
+
+
 class Window(tuple):
     """A sequence that can't be made from its items."""
 
@@ -150,6 +172,7 @@ class Window(tuple):
 def test_mappings_that_cannot_be_made_from_their_items():
     for batch, kind in (
         (NoUpdate(a=torch.ones(2)), NoUpdate),
+        (OwnStore(a=torch.ones(2)), OwnStore),
         (types.MappingProxyType({"a": torch.ones(2)}), types.MappingProxyType),
         (Items(), dict),
         (Encoding(a=torch.ones(2)), Encoding),

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import re
 from collections import OrderedDict, namedtuple
 
 import numpy as np
@@ -16,7 +17,8 @@ from torchvision import tv_tensors
 
 from dataloaders.cache.sample.leaf import DTYPES, fits, value_of
 from dataloaders.cache.sample.sample import column_names, join, leaf_paths, namedtuples_in, split
-from helpers.cached import KEYS, SAMPLES, Point, refused
+from dataloaders.errors import CacheError
+from helpers.cached import KEYS, SAMPLES, Point, palettes, refused
 from helpers.compare import bits
 
 
@@ -36,6 +38,28 @@ def test_a_sample_comes_back_to_the_bit(sample):
         assert leaf.values.dtype.str in DTYPES
         assert fits(leaf.kind, leaf.values.dtype.str, of, leaf.values.shape)
         assert fits(leaf.kind, leaf.values.dtype.str, of, None)
+
+
+@settings(max_examples=250, deadline=None)
+@given(palettes(st.none() | st.integers(-2, 300) | st.binary(max_size=300)))
+def test_an_image_with_a_palette_comes_back_or_is_refused(image):
+    known = image.info.get("transparency")
+    try:
+        (leaf,) = split(image)[1]
+    except CacheError:
+        refused(r"mode 'P', which .*PNG does not give its palette", split, image)
+        if type(known) is bytes:  # those that Pillow reads as an int, or not at all
+            assert len(known) > 256 or re.fullmatch(b"\xff*\0\xff*\n?", known)
+        else:
+            assert not 0 <= known < 256
+        return
+    assert (leaf.kind, leaf.pixels) == ("encoded:PNG:P", image.width * image.height)
+    back = value_of(leaf.kind, leaf.values)
+    assert (type(back), bits(back)) == (Image.Image, bits(image))
+    file = Image.open(io.BytesIO(leaf.values.tobytes()))  # as others read it
+    assert file.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
+    back.putpixel((0, 0), 1)  # may be changed
+    assert split(image)[1][0].values.tobytes() == leaf.values.tobytes()
 
 
 def test_a_palette_that_cannot_be():

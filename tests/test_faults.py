@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from dataloaders import DataLoader
-from dataloaders.cache import CachedDataset, verify
+from dataloaders.cache import CachedDataset, merge, verify
 from dataloaders.errors import CacheError
 from helpers.cached import built
 from helpers.compare import assert_same
@@ -90,6 +90,17 @@ step_by_step = pytest.mark.parametrize(
 )
 
 
+def interrupt_everywhere(fault, stride, work, folder, check, begin=lambda: None):
+    """Interrupt ``work`` at each step, or at one of ``stride``, and ``check`` what it left."""
+    for step in itertools.count(1, stride):
+        begin()
+        done = comes_to_its_end(step, fault, work, folder)
+        check(done)
+        if done:
+            break
+    assert step > 10
+
+
 @at_each_fault
 @step_by_step
 @pytest.mark.parametrize(
@@ -119,13 +130,26 @@ def test_a_build(fault, stride, interrupted, tmp_path):
         assert_same(list(CachedDataset(path)), SAMPLES)
         assert verify(path) == [] == [file for file in folder.rglob("*") if file.suffix == ".tmp"]
 
-    for step in itertools.count(1, stride):
-        begin()
-        done = comes_to_its_end(step, fault, lambda: work(**interrupted), folder)
-        check(done)
-        if done:
-            break
-    assert step > 10
+    interrupt_everywhere(fault, stride, lambda: work(**interrupted), folder, check, begin)
+
+
+@at_each_fault
+@step_by_step
+def test_a_merge(fault, stride, tmp_path):
+    path, one = tmp_path / "train.h5", tmp_path / "one.h5"
+    built(Numbered(len(SAMPLES)), path, rows=4, single_file=False)
+
+    def check(done):
+        assert verify(path) == []
+        if one.exists():
+            assert_same(list(CachedDataset(one)), SAMPLES)
+            one.unlink()
+        merge(path, one)
+        assert_same(list(CachedDataset(one)), SAMPLES)
+        one.unlink()
+        assert [file for file in tmp_path.iterdir() if file.suffix == ".tmp"] == []
+
+    interrupt_everywhere(fault, stride, lambda: merge(path, one), tmp_path, check)
 
 
 class Broken(Exception):

@@ -1,33 +1,47 @@
-"""A fuzzer of what reads caches.
+"""A fuzzer of what reads caches: it sees what it must see, and finds nothing in each target.
 
-sound files ──> damage ──> read to the last row, and verified, under a guard: values or a CacheError
+sound files ──> damage ──> target, under a guard: a value or a CacheError, else a finding
 
 A seed and the number of the try, which are printed, give the same input again.
 """
 
+import contextlib
 import copy
+import io
 import os
 import struct
 import sys
-from contextlib import contextmanager, nullcontext
+import unicodedata
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageCms  # noqa: F401  # Pillow loads it for the first image of mode LAB
+from torch.utils.data import default_collate
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 
-from dataloaders.cache import Compressed
-from dataloaders.errors import CacheError
-from helpers.cached import DTYPES, MODES, TORCH_DTYPES, Point, build, built, mixed
+from backends.h5.batches import proved
+from backends.h5.draws import Draws
+from dataloaders.cache import CachedDataset, Compressed
+from dataloaders.cache.sample.leaf import Leaf
+from dataloaders.cache.sample.sample import leaf_paths
+from dataloaders.cli import main
+from dataloaders.errors import CacheError, MissingDependency
+from dataloaders.seeding.seeded import seed_generators
+from dataloaders.seeding.words import words
+from helpers.cached import DTYPES, MODES, TORCH_DTYPES, Point, build, build_of_leaves, built, mixed
+from helpers.compare import same
 from helpers.datasets import Made
 from helpers.hostile import Whole, said_of
 
 # Damage of the index by its structure, of arrays by their values, and of bytes. Most results have
-# the digest and the length that they say: they are read
+# the digest and the length that they say, or are written by this package itself: they are read
 
 
 LARGEST = 1 << 17  # bytes of a file: small files are run often
@@ -35,6 +49,7 @@ _NUMBERS = (
     -1, 0, 1, 2, 3, 7, 8, 10, 11, 12, 16, 63, 64, 65, 255, 256, 4095, 4096, 4104, 2**31, 2**32,
     2**47, 2**48, 2**48 + 1, 2**52, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 8, 2**64, 10**30,
 )  # fmt: skip
+_SIZES = (0, 1, 2, 3, 4, 5, 60, 1 << 40)
 _TEXTS = (
     "int", "float", "bool", "str", "none", "json", "array", "scalar", "tensor:float32", "image:L",
     "image:RGB", "encoded:PNG:RGB", "encoded:JPEG:P", "file:RGB", "encoded:PNG:P", "pickle", "|O",
@@ -75,6 +90,8 @@ def damaged(data, random):
         if kind < 0.3:
             for _ in range(random.choice((1, 1, 2, 3))):
                 whole.fields = _changed(whole.fields, random)
+        elif kind < 0.5:
+            return _rebuilt(whole.fields, random)[:LARGEST]
         else:
             whole.body = _with_other_values(whole, random)
         return whole.with_fields(whole.fields)[:LARGEST]
@@ -138,6 +155,35 @@ def _changed(value, random):
     return value
 
 
+def _rebuilt(fields, random):
+    """A sound file of such leaves, in columns of other kinds, with other shapes and values."""
+    columns = [random.choice(fields["columns"]) for _ in fields["columns"]]
+    shapes = [_shape(column, random) if random.random() < 0.5 else None for column in columns]
+    samples = []
+    for _ in range(random.choice((1, 2, 5))):
+        leaves = []
+        for column, one in zip(columns, shapes, strict=True):
+            kind, dimensions = random.choice(column["variants"])
+            shape = (_shape(column, random) if one is None else one)[:dimensions]
+            values = np.zeros(shape, column["dtype"])
+            if values.size:
+                values = np.frombuffer(random.randbytes(values.nbytes), values.dtype)
+            leaves.append(Leaf(kind, values.reshape(shape)))
+        samples.append((fields["structure"], leaves))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "a.h5"
+        with suppress(CacheError):  # the index is refused when it is read again
+            build_of_leaves(path, samples)
+        return path.read_bytes()
+
+
+def _shape(column, random):
+    """A shape like that of the column, of a few values or, by its zeros, of none."""
+    like = column["shape"] or [3] * max(of for _, of in column["variants"])
+    shape = [random.choice((size, random.choice(_SIZES))) for size in like]
+    return shape if 0 in shape or np.prod(shape) < 1 << 12 else [min(size, 3) for size in shape]
+
+
 # The arrays
 
 
@@ -183,6 +229,10 @@ def _arrays(fields):
         yield fields["attributes"], 1
 
 
+# Targets: each reads an input in every way that the package has. It returns for a value and for a
+# documented error alike, and fails (an assertion, another exception) for what must not be
+
+
 def sound_files(folder):
     """Small caches of every sort of column: single, compressed, and joined of shards."""
     classes = {"classes": ["cat", ("dog", "hound")], "class_to_idx": {"cat": 0, "dog": 1, "é": -7}}
@@ -226,6 +276,60 @@ def _compressible(row):
     }
 
 
+def _file(path):
+    """A cache: opened, read to the last row, and verified; returns whether there was no error."""
+    return not said_of(path, path.read_bytes(), most=300 << 20)
+
+
+def _shown(path):
+    """What the command line makes of a cache: info."""
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with contextlib.redirect_stdout(shown):
+        status = main(["cache", "info", str(path)])
+    shown.flush()
+    text = shown.buffer.getvalue().decode("utf-8")
+    odd = {each for each in text if unicodedata.category(each) in ("Cc", "Cs")} - {"\n"}
+    assert not odd, f"these reach the terminal: {odd!r}"
+    return status == 0
+
+
+def _batches(path):
+    """Whole batches, which are those that torch collates."""
+    crop = v2.Compose([v2.RandomCrop(2), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    try:
+        plain = CachedDataset(path)
+        structure = plain.index.structure
+        paths = [] if structure is None or not len(plain) else leaf_paths(structure)
+        tails = [
+            (keys, crop)
+            for keys, column in zip(paths, plain.columns, strict=False)
+            if column.variants[0][0].startswith("image:")
+        ]
+        cached = CachedDataset(path, tails=tails)
+        made = proved(cached)
+        if isinstance(made, str):
+            return False
+        rows = list(range(min(len(cached), 5)))[::-1]
+        seeding = words(3, 0, np.arange(len(rows)))
+        try:
+            found = made.of(rows, Draws(seeding))
+        except Exception as error:  # then it is collated sample by sample
+            if type(error).__name__ != "NotThisBatch":
+                raise
+            found = None
+        samples = []
+        for row, four in zip(rows, seeding.tolist(), strict=True):
+            seed_generators(tuple(four))
+            samples.append(cached[row])
+        assert found is None or same(found, default_collate(samples), strides=False)
+    except (CacheError, MissingDependency):
+        return False
+    return True
+
+
+TARGETS = {"file": _file, "shown": _shown, "batches": _batches}
+
+
 # The fuzzer: a moment by day, longer by night
 
 
@@ -265,29 +369,46 @@ def watched(folder):
         ALLOWED.clear()
 
 
-def fuzz(tries, seed, folder):
+def test_what_a_file_must_not_do_is_seen(tmp_path):
+    (tmp_path / "link").symlink_to("/etc/hosts")
+    for call in (
+        lambda: Path("/etc/hosts").read_text(),
+        lambda: (tmp_path / "link").read_text(),
+        lambda: os.system("true"),
+        lambda: __import__("this_is_no_module"),
+    ):
+        with pytest.raises(AssertionError), watched(tmp_path):
+            call()
+    with watched(tmp_path):
+        (tmp_path / "a").write_text("a")
+
+
+def fuzz(name, tries, seed, folder):
     path = folder / "a.h5"  # beside the parts of the joined ones
 
     def run(data, watching=nullcontext):
         path.write_bytes(data)
         with watching(folder):
-            return not said_of(path, data, most=300 << 20)
+            return TARGETS[name](path)
 
-    inputs = list(sound_files(folder))
-    assert all(map(run, inputs))  # imports at first use are no finding
+    files = list(sound_files(folder))
+    inputs = [data for data in files if run(data)]  # imports at first use are no finding
+    assert inputs if name == "batches" else inputs == files
     random, sound = Random(seed), len(inputs)
     for number in range(tries):
-        print(f"seed {seed}, try {number}")
+        print(f"{name}, seed {seed}, try {number}")
         data = damaged(random.choice(inputs), random)
         if run(data, watched):
             inputs.append(data)
     assert len(inputs) > sound + tries // 10, "values are read too, and not only indexes refused"
 
 
-def test_a_moment(tmp_path):
-    fuzz(100, 1, tmp_path)
+@pytest.mark.parametrize(("name", "tries"), [("file", 70), ("shown", 8), ("batches", 40)])
+def test_a_moment_of_each_target(name, tries, tmp_path):
+    fuzz(name, tries, 1, tmp_path)
 
 
 @pytest.mark.nightly
-def test_many_tries(tmp_path):
-    fuzz(MANY, 2, tmp_path)
+@pytest.mark.parametrize("name", TARGETS)
+def test_many_tries_of_each_target(name, tmp_path):
+    fuzz(name, MANY, 2, tmp_path)

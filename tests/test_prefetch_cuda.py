@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from helpers.compare import assert_same
 from helpers.datasets import MapDataset
+from helpers.processes import run_script
 
 pytestmark = pytest.mark.gpu
 
@@ -90,7 +92,63 @@ def test_many_epochs_leave_device_and_pinned_memory_flat():
     assert torch.cuda.host_memory_stats()["num_host_alloc"] <= pinned + 8
 
 
+def test_an_interpreter_exits_cleanly_while_copies_are_under_way(tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        import torch
+        from torch.utils.data import TensorDataset
+        from dataloaders import DataLoader
+
+        if __name__ == "__main__":
+            loader = DataLoader(TensorDataset(torch.zeros(4096, 4096)), 64, backend="prefetch")
+            iterator = iter(loader)
+            for _ in range(3):
+                next(iterator)
+            torch.cuda._sleep(100_000_000)
+        """,
+        python=sys.executable,
+    )
+    assert done.stderr == ""
+
+
 def test_tensors_that_the_dataset_put_on_the_device_stay_there():
     dataset = MapDataset(lambda index: torch.full((3,), float(index), device="cuda"))
     loader = DataLoader(dataset, batch_size=4, backend="prefetch")
     assert_same(next(batch.cpu()[:, 0].tolist() for batch in loader), [0.0, 1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_device_memory_is_at_most_ahead_and_one_more_batches_than_a_plain_loop(ahead):
+    batch_bytes = BATCH * 1000 * 4 + BATCH * 8
+
+    def peak(batches):
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        for rows, _ in batches:
+            rows = rows.to("cuda", non_blocking=True)
+            torch.cuda._sleep(LONG)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    plain = peak(torch.utils.data.DataLoader(data(), BATCH, pin_memory=True))
+    ours = peak(loader_of(Prefetch(ahead=ahead)))
+    assert ours <= plain + (ahead + 1) * batch_bytes + 4096
+
+
+def test_the_stream_may_change_from_batch_to_batch():
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    iterator, sums = iter(loader_of(Prefetch(ahead=1))), []
+    for stream in itertools.islice(itertools.cycle(streams), ROWS // BATCH):
+        with torch.cuda.stream(stream):
+            rows, _ = next(iterator)
+            torch.cuda._sleep(LONG)
+            sums.append(rows[:, 0].sum(dtype=torch.float64))
+            del rows
+    torch.cuda.synchronize()
+    assert [float(total) for total in sums] == [
+        sum(range(first, first + BATCH)) for first in range(0, ROWS, BATCH)
+    ]

@@ -2,6 +2,7 @@
 
 from contextlib import closing, contextmanager
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,7 @@ from dataloaders.replaying import DecodeError, ReplayError, device, grouped, jpe
 from dataloaders.replaying.host import HostReplay
 from helpers.compare import assert_same
 from helpers.pictures import resampled, saved, smooth
+from helpers.processes import run_script
 from helpers.recorded import Photos, both
 
 CPU = torch.device("cpu")
@@ -356,6 +358,33 @@ def test_the_graph_of_a_device():
     (made,) = pipeline._graph_outputs
     assert made.device == "gpu"
     backend.check_cuda_runtime()  # of a build for a device: without a warning of missing NPP
+
+
+DAMAGED = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from torchvision import transforms
+from backends.dali import Dali
+from dataloaders import DataLoader
+from helpers.pictures import saved, smooth
+from helpers.recorded import Photos
+
+file = saved(smooth(0, 80, 90))
+make = transforms.Compose([transforms.RandomCrop(40), transforms.ToTensor()])
+photos = Photos([file] * 40 + [file[:-200]] + [file] * 23, make)
+for _ in range(5):
+    try:
+        list(DataLoader(photos, 64, backend=Dali()))
+    except OSError as error:
+        print(error)
+"""
+
+
+@pytest.mark.gpu
+def test_a_damaged_file_among_many_on_a_gpu(tmp_path):
+    """In a process that may die: DALI 2.4 does where 32 files or more come with a bad header."""
+    done = run_script(tmp_path, DAMAGED)
+    assert done.stdout.count("truncated") == 5
 
 
 @pytest.mark.gpu

@@ -159,6 +159,27 @@ def images(draw: st.DrawFn, modes: Sequence[str] = MODES, smallest: int = 0) -> 
     return Image.frombytes(mode, size, draw(st.binary(min_size=count, max_size=count)))
 
 
+@st.composite
+def palettes(draw: st.DrawFn, transparent: st.SearchStrategy[Any] | None = None) -> Image.Image:
+    """Draw images of mode P, with any colours and transparency that a PNG file can have."""
+    size = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
+    pixels = draw(st.binary(min_size=size[0] * size[1], max_size=size[0] * size[1]))
+    count = draw(st.integers(0, 256))
+    if count and draw(st.booleans()):
+        pixels = bytes(index % count for index in pixels)
+    image = Image.frombytes("P", size, pixels)
+    if count:
+        first = draw(st.binary(min_size=1, max_size=8))
+        image.putpalette((first * 1024)[: count * 3])
+    # One that is 0, and all others 255, is an int as Pillow reads it.
+    alphas = st.binary(max_size=256).map(lambda alpha: alpha[:254] + b"\x01\x02")
+    known = st.none() | st.integers(0, 255) | alphas
+    found = draw(known if transparent is None else transparent)
+    if found is not None:
+        image.info["transparency"] = found
+    return image
+
+
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -180,6 +201,7 @@ LEAVES = st.one_of(
     ARRAYS.map(lambda array: array.transpose() if array.ndim else array[()]),
     tensors(),
     images(),
+    palettes(),
 )
 KEYS = st.text(max_size=4) | st.integers(-9, 9)
 SAMPLES = st.recursive(
