@@ -10,8 +10,7 @@ HELD := $(QUIET) -c constraints.txt
 .PHONY: demo test test-all lint package format bench fuzz mutants coverage picture gpu constraints clean
 
 demo: $(VENV)/.installed-demo
-	$(BIN)/python -m bench.photographs build/photos
-	$(BIN)/dataloaders check --try --budget 25 examples/train_images.py -- --data build/photos --epochs 1000 --batch-size 8
+	$(BIN)/dataloaders demo
 
 # One thread for torch: several test processes share the cores, and waiting threads would spin.
 test: $(VENV)/.installed-dev

@@ -19,8 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.photographs import make_photos
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -70,8 +68,9 @@ def main() -> None:
 
 
 def _checked(report: Path) -> Path:
-    photos = make_photos(ROOT / "build" / "photos")
-    script = ["examples/train_images.py", "--", "--data", str(photos)]
+    from dataloaders.cli.demo import made_photos
+
+    script = ["examples/train_images.py", "--", "--data", str(made_photos())]
     script += ["--epochs", "100", "--batch-size", "8"]
     options = ["--json", str(report), "--quiet"]
     command = [sys.executable, "-m", "dataloaders", "check", *options, *script]

@@ -333,7 +333,7 @@ def test_backends_are_listed_with_what_they_lack(command, tmp_path, monkeypatch)
 
 
 def test_help(command):
-    for words in ([], ["check"], ["tune"], ["run"], ["backends"]):
+    for words in ([], ["check"], ["tune"], ["run"], ["backends"], ["demo"]):
         done = command(*words, "--help")
         assert done.out.startswith(f"usage: dataloaders {' '.join(words)}".rstrip())
     assert "dataloaders check train.py" in command(status=2).out

@@ -4,6 +4,7 @@ The blocks of a page run in their order, in one process, and know only what they
 `STAND_INS`. A comment ``<!-- not run: reason -->`` before a block keeps it from being run.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -14,8 +15,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from bench.photographs import make_photos
 from dataloaders.cli import main
+from dataloaders.cli.photos import make_photos
 from helpers import warm
 from helpers.pictures import write_folder
 
@@ -184,9 +185,9 @@ def test_photographs_have_a_cameras_sizes_and_are_made_once(tmp_path):
 
 @pytest.mark.nightly
 def test_the_demo_checks_the_example_and_tries_remedies(tmp_path):
-    (command,) = re.findall(r"dataloaders (check --try .*)", (ROOT / "Makefile").read_text())
-    words = shlex.split(command.replace("build", str(tmp_path)).replace(" 25 ", " 4 "))
-    make_photos(tmp_path / "photos")
-    done = warm.run(["-m", "dataloaders", *words], cwd=ROOT, timeout=100)
+    env = {**os.environ, "DATALOADERS_CACHE": str(tmp_path)}
+    done = warm.run(["-m", "dataloaders", "demo", "--budget", 4], env=env, timeout=100)
+    command = r"\$ dataloaders check --try --budget 4 \S+/examples/train_images.py -- --data \S+ "
+    assert re.search(command, done.stdout)
     for text in ("INPUT-BOUND", "measured in loader 1: DataLoader of ImageFolder", "what if"):
         assert text in done.stdout

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Result, Scale, case, interleave
-from bench.photographs import make_photos
 from dataloaders.cache import Compressed, precompute
+from dataloaders.cli.photos import make_photos
 
 WAYS: dict[str, dict[str, Any]] = {
     "raw": {},

@@ -12,8 +12,8 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from bench.harness import Result, Scale, case, interleave
-from bench.photographs import make_photos
 from dataloaders.cache import precompute
+from dataloaders.cli.photos import make_photos
 from dataloaders.machine.resources import usable_cores
 
 BAR = 0.9

@@ -30,8 +30,8 @@ from bench.harness import (
 )
 from bench.peers.photos import hand_written
 from bench.peers.readers import MEAN, STD, Epochs
-from bench.photographs import make_photos
 from dataloaders import DataLoader
+from dataloaders.cli.photos import make_photos
 
 BAR, BAR_EXACT, BAR_BY_HAND = 1.75, 1.4, 1.1
 """Times less CPU than torch with 2 workers: by default, with ``fast=()``; and than DALI by hand."""

@@ -5,6 +5,7 @@ dataloaders tune     train.py -- ARGS   which num_workers, prefetch_factor and p
 dataloaders run      train.py -- ARGS   the script on another backend
 dataloaders cache    ACTION             a dataset computed once, in one file
 dataloaders backends                    what can run here, and why not
+dataloaders demo                        the check on photographs that it makes first
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ examples:
       runs the script on input that costs nothing
   dataloaders cache build mypackage.data:training_set train.h5
       computes once what the dataset's transforms do before the first random one
+  dataloaders demo
+      shows the check on photographs that it makes itself
 """
 
 _CHECK = """\
@@ -97,6 +100,14 @@ that the backend cannot serve stays stock, with one warning.
 examples:
   dataloaders run --backend prefetch --explain train.py -- --epochs 3
   DATALOADERS_CACHE=caches dataloaders run --backend h5 train.py
+"""
+
+_DEMO = """\
+Makes about 300 JPEG photographs, once; checks examples/train_images.py on them; tries each change:
+more workers, other backends, a cache. Takes about a minute on two cores without a GPU.
+
+example:
+  dataloaders demo --budget 10
 """
 
 _VERDICTS = ("input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive")
@@ -215,12 +226,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--explain", action="store_true", help=plans)
     add_cache_parsers(commands)
     add("backends", "what can run here, and why not", "Lists every backend.", usage="")
+    demo = add("demo", "the check on images made on the spot", _DEMO, usage="[--budget S]")
+    _add_budget(demo, 25.0, "seconds for the check, and about as many for the remedies")
     return parser
 
 
 def _add_measuring(parser: argparse.ArgumentParser) -> None:
-    budget = "measure for at most S seconds, fewer if the answer is clear earlier (30)"
-    parser.add_argument("--budget", type=_seconds, default=30.0, metavar="S", help=budget)
+    about = "measure for at most S seconds, fewer if the answer is clear earlier"
+    _add_budget(parser, 30.0, about)
     loader = "take the N-th loader that the script iterates, whatever it is"
     parser.add_argument("--loader", type=_count, metavar="N", help=loader)
     parser.add_argument("--json", type=_path, metavar="F", help="write the result as JSON, too")
@@ -229,6 +242,11 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         ("--quiet", "no progress, and the result in one line"),
     ):
         parser.add_argument(name, action="store_true", help=help_)
+
+
+def _add_budget(parser: argparse.ArgumentParser, budget_s: float, about: str) -> None:
+    help_ = f"{about} ({budget_s:.0f})"
+    parser.add_argument("--budget", type=_seconds, default=budget_s, metavar="S", help=help_)
 
 
 def _path(text: str) -> str:

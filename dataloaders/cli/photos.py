@@ -1,4 +1,4 @@
-"""Make JPEG files with the statistics of photographs: ``python -m bench.photographs FOLDER``.
+"""Makes JPEG files with the statistics of photographs, for the demo.
 
     1/f texture (natural images' spectrum) + lit gradient + sensor noise
     ──> 640x480 and 1024x768, RGB, quality 90 ──> class folders, about 60 to 300 KB a file
@@ -11,7 +11,6 @@ exponents of 0.7 to 1.5 from scene to scene.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -94,7 +93,3 @@ def _window(rng: np.random.Generator, field: Floats, width: int, height: int) ->
     steps = (int(rng.choice((-1, 1))), int(rng.choice((-1, 1))))
     window: Floats = field[top : top + height, left : left + width][:: steps[0], :: steps[1]]
     return window
-
-
-if __name__ == "__main__":
-    make_photos(Path(sys.argv[1]))
