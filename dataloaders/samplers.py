@@ -177,7 +177,7 @@ class BlockShuffle(DistributedSampler[int]):
     def _yielded(self, rows: Rows, moved: Rows) -> Iterator[int]:
         """Yield ``moved`` one by one, and request rows from the disk before they are due."""
         if not isinstance(self.dataset, ReadAhead):
-            yield from moved.tolist()
+            yield from map(int, moved)
             return
         ahead = _Ahead(self.dataset, rows, self.block, self.window)
         for at in range(0, len(moved), _CHUNK):
@@ -193,12 +193,6 @@ class BlockShuffle(DistributedSampler[int]):
                 f"BlockShuffle(rank={rank}, num_replicas={of}): ranks are counted from 0, so the "
                 f"last one is {of - 1}"
             )
-
-    def __repr__(self) -> str:
-        return (
-            f"BlockShuffle({self.dataset!r}, block={self.block}, window={self.window}, "
-            f"seed={self.seed})"
-        )
 
 
 class _Ahead:

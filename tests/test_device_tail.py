@@ -86,7 +86,6 @@ FLOATS2 = *BYTES2, v2.Normalize(MEAN, STD)
 CONVERTED = v1.PILToTensor(), v1.ConvertImageDtype(F32), FLOATS[1]
 TAILS = {
     "v1": chain(*FLOATS),
-    "v1, lone ToTensor": v1.ToTensor(),
     "v1, PILToTensor": chain(*CONVERTED),
     "v1, in place": chain(v1.ToTensor(), v1.Normalize(MEAN, STD, inplace=True)),
     "v1, one number": chain(v1.ToTensor(), v1.Normalize(0.5, 0.25)),
@@ -95,10 +94,8 @@ TAILS = {
     "v1, random head": chain(v1.RandomResizedCrop(7), v1.ColorJitter(0.2), *FLOATS),
     "v2": v2.Compose([*FLOATS2]),
     "v2, on tensors": v2.Compose([BYTES2[0], v2.RandomResizedCrop(7), *FLOATS2[1:]]),
-    "v2, pure": v2.Compose([*BYTES2, v2.ToPureTensor(), FLOATS2[2]]),
     "v2, pure at the end": v2.Compose([v2.PILToTensor(), *FLOATS2[1:], v2.ToPureTensor()]),
     "v2, unscaled": v2.Compose([v2.ToImage(), v2.ToDtype(F32)]),
-    "v2, functional": lambda image: v2.functional.to_dtype(BYTES2[0](image), F32, True),
     "v2, functional, unscaled": lambda image: v2.functional.to_dtype(BYTES2[0](image), F32),
     "v2, half": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float16, scale=True)]),
     "v2, double": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float64, True), FLOATS2[2]]),
@@ -224,12 +221,10 @@ def one_channel(own, index):
 
 def test_batches_of_other_sorts():
     check(lambda: Pictures(v1.ToTensor(), one_channel), whole=False, batch_size=None)
-    check(lambda: Pictures(normalized()), batch_size=8)
     check(lambda: Pictures(normalized(), size=1), batch_size=8)
     check(lambda: Pictures(normalized()), batch_sampler=[[1, 2], [4]], batch_size=1)
     check(lambda: Pictures(normalized()), collate_fn=CustomBatch)
     check(lambda: Pictures(TAILS["v2"], sizes), collate_fn=as_list)
-    check(lambda: Pictures(TAILS["v1, PILToTensor"], sizes), batch_size=None)
     check(lambda: Pictures(normalized()), collate_fn=now_and_then)
 
 
@@ -274,17 +269,11 @@ REFUSED = {
         Pictures(chain(*FLOATS, v1.Lambda(torch.sqrt))), "Pictures .* floats: Tensor.sqrt at"
     ),
     "erasing": (Pictures(ERASING), "v1t.erase, after"),
-    "no floats": (Pictures(chain(v1.PILToTensor())), "no float image"),
-    "arrays": (
-        Pictures(normalized(), lambda *own: plain(*own)[0].numpy()), "Tensor.numpy at"
-    ),
     "unreadable": (
         Pictures(normalized(), lambda *own: 1 // 0),
         r"reading samples \[0, 3, 5, 8\] of Pictures failed: ZeroDivisionError",
     ),
-    "empty": (Pictures(normalized(), size=0), r"Pictures has no len\(\) or no samples"),
     "stream": (CountingStream(), "CountingStream has no samples by index"),
-    "three means for one": (Pictures(chain(v1.Grayscale(), *FLOATS)), "RuntimeError: .*shape"),
 }  # fmt: skip
 
 
@@ -320,7 +309,7 @@ def test_what_torchvision_refuses_to_normalise_is_refused():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("asked", [None, torch.bfloat16])
-@pytest.mark.parametrize("dtype", [F32, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [F32, torch.float16])
 @pytest.mark.parametrize("lib", [v1, v2], ids=["v1", "v2"])
 def test_every_byte_in_every_channel_is_torchvisions(lib, dtype, asked, device):
     """In both layouts, one image and several, in one piece and in several pieces."""
@@ -340,7 +329,7 @@ def test_every_byte_in_every_channel_is_torchvisions(lib, dtype, asked, device):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("memory_format", [torch.preserve_format, torch.channels_last])
-@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64])
 @pytest.mark.covering
 def test_dtypes_and_memory_formats(dtype, memory_format, device):
     """Each value is rounded to once."""

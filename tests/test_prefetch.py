@@ -13,10 +13,9 @@ import re
 import threading
 import time
 import weakref
-from multiprocessing.util import Finalize
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -32,13 +31,8 @@ from helpers.contract import Unloadable, fails_at_five, hangs
 from helpers.datasets import MapDataset, ShortStream, integer_sample, tensor_sample
 from helpers.processes import Held, becomes_true, children, is_true_in_a_fork
 
-THREAD = "dataloaders-prefetch"
 TorchLoader = torch.utils.data.DataLoader
 KEPT = {"num_workers": 2, "persistent_workers": True, "backend": "prefetch"}
-
-
-def threads():
-    return {thread.ident for thread in threading.enumerate() if thread.name == THREAD}
 
 
 class Numbers(Backend, Session, Ahead):
@@ -48,8 +42,8 @@ class Numbers(Backend, Session, Ahead):
 
     def __init__(self, count=6, fail_at=None, gate=None, taken=None):
         self.count, self.fail_at, self.gate = count, fail_at, gate
-        self.taken = [] if taken is None else taken  # by which threads
-        self.supplied, self.cancelled = [], threading.Event()
+        self.taken = [] if taken is None else taken
+        self.cancelled = threading.Event()
 
     def explain(self, loader):
         return Plan(self.name)
@@ -75,8 +69,8 @@ class Numbers(Backend, Session, Ahead):
         while self.gate is not None and not self.gate.acquire(timeout=0.02):
             if self.cancelled.is_set():
                 raise Cancelled
-        self.taken.append(threading.current_thread().name)
         number = next(self.numbers)
+        self.taken.append(number)
         if number == self.fail_at:
             raise LookupError(f"number {number}")
         if number >= self.count:
@@ -84,7 +78,7 @@ class Numbers(Backend, Session, Ahead):
         return torch.full((2,), number)
 
     def supply(self, batches):
-        self.supplied.append(threading.current_thread().name)
+        pass
 
     def cancel(self):
         self.cancelled.set()
@@ -106,25 +100,13 @@ def outcome(batches):
 # Taking ahead
 
 
-def test_one_thread_takes_and_the_loop_supplies():
-    before, seen, numbers = threads(), set(), Numbers()
-    loader = numbers_loader(numbers)
-    for _ in range(5):
-        assert len(list(loader)) == 6
-        next(iter(loader))
-        seen |= threads() - before
-    assert len(seen) == 1
-    assert set(numbers.taken) == {THREAD}
-    assert set(numbers.supplied) == {threading.current_thread().name}
-
-
 @pytest.mark.parametrize("ahead", [1, 5])
 def test_at_most_ahead_batches_wait(ahead):
     handed_over, waiting = 0, []
 
     class Watched(list):
-        def append(self, thread):
-            super().append(thread)
+        def append(self, number):
+            super().append(number)
             waiting.append(len(self) - handed_over)
 
     numbers = Numbers(count=50, taken=Watched())
@@ -158,7 +140,7 @@ def test_an_error_is_raised_in_place_of_its_batch_and_later_batches_follow():
     ]
 
 
-@pytest.mark.parametrize("of", [list, np.array, torch.tensor])
+@pytest.mark.parametrize("of", [list, torch.tensor])
 def test_a_batch_sampler_may_use_its_list_again(of):
     class Again:
         def __iter__(self):
@@ -170,23 +152,6 @@ def test_a_batch_sampler_may_use_its_list_again(of):
     options = {"dataset": TensorDataset(torch.arange(8)), "batch_sampler": Again()}
     on_torch, ahead = TorchLoader(**options), DataLoader(**options, backend=Prefetch(ahead=3))
     assert_same(list(ahead), list(on_torch))
-
-
-@pytest.mark.usefixtures("workers_end_fast")
-def test_a_sampler_that_fails_and_goes_on_ends_the_epoch_where_torch_does():
-    def number(index):
-        if index in (2, 4):
-            raise LookupError(f"index {index}")
-        return index
-
-    def outcomes(kind, **ours):
-        options = {"sampler": map(number, range(9)), "num_workers": 1, **ours}
-        batches = iter(kind(MapDataset(tensor_sample), None, **options))
-        return [outcome(batches) for _ in range(5)]
-
-    expected = outcomes(TorchLoader)
-    assert expected.count("StopIteration") == 2
-    assert outcomes(DataLoader, backend="prefetch") == expected
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -205,14 +170,6 @@ def test_user_code_in_this_process_runs_on_the_loops_thread(workers):
     loader = DataLoader(dataset, 4, sampler=order, num_workers=workers, backend="prefetch")
     assert_same(list(loader), list(TorchLoader(dataset, 4)))
     assert set(seen) == {threading.current_thread().name}
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's, of 0
-def test_torch_refuses_a_prefetch_factor_as_ever():
-    for factor, error in ((0, "must be greater than 0"), (1.5, "cannot be interpreted as an int")):
-        loader = DataLoader([1], num_workers=1, prefetch_factor=factor, backend="prefetch")
-        with pytest.raises((AssertionError, TypeError), match=error):
-            iter(loader)
 
 
 def test_more_batches_than_announced_warn_when_they_are_handed_over():
@@ -242,14 +199,12 @@ def test_without_workers_the_iterator_counts_the_batches_of_its_thread():
         assert batches.counts()[0] == min(3, left + 1)  # of the last one the end
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterator_has_the_attributes_of_torchs(workers):
-    for data in (TensorDataset(torch.arange(8)), MapDataset(tensor_sample, 8)):
+def test_an_iterator_has_the_attributes_of_torchs():
+    for data, workers in ((TensorDataset(torch.arange(8)), 0), (MapDataset(tensor_sample, 8), 1)):
         batches = iter(DataLoader(data, 4, num_workers=workers, backend="prefetch"))
         torchs = iter(TorchLoader(data, 4, num_workers=workers))
         for name in ("_num_workers", "_dataset_kind", "_num_yielded", "_index_sampler"):
             assert type(getattr(batches, name)) is type(getattr(torchs, name))
-        assert batches._num_workers == workers
         assert len(list(batches)) == batches._num_yielded == 2
         assert not hasattr(batches, "_no_such_name")
 
@@ -273,24 +228,6 @@ def test_a_dropped_loader_leaves_nothing_without_the_collector():
             assert before.left_behind() == []
     finally:
         gc.enable()
-
-
-def test_the_last_batches_do_not_wait_for_the_workers_to_end(tmp_path):
-    flag = tmp_path / "go"
-
-    def init(worker):  # it ends late
-        Finalize(None, becomes_true, (flag.exists,), exitpriority=10)
-
-    options = {"num_workers": 1, "worker_init_fn": init, "backend": "prefetch"}
-    batches = iter(DataLoader(MapDataset(integer_sample, 3), **options))
-    (worker,) = batches._workers
-    assert [int(next(batches)) for _ in range(2)] == [0, 3]
-    assert becomes_true(lambda: batches._shutdown)  # on the thread, which waits for the worker
-    assert int(next(batches)) == 6
-    assert worker.is_alive()
-    assert batches._num_yielded == 3
-    flag.touch()
-    assert next(batches, None) is None
 
 
 @pytest.mark.usefixtures("workers_end_fast")
@@ -337,8 +274,7 @@ def test_an_older_iterator_takes_no_batch_of_a_newer_one():
     assert [batch.tolist() for batch in newer] == whole[1:]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_loops_of_several_threads_begin_together_and_go_on_in_step(workers):
+def test_loops_of_several_threads_have_epochs_of_their_own():
     class Order(list):
         def __iter__(self):  # called by iter(loader)
             time.sleep(0.05)
@@ -346,28 +282,15 @@ def test_loops_of_several_threads_begin_together_and_go_on_in_step(workers):
 
     order = Order([[0, 1], [2, 3], [4, 5], [6, 7]])
     rows = TensorDataset(torch.arange(8))
-    loader = DataLoader(rows, batch_sampler=order, num_workers=workers, backend="prefetch")
-    assert len(list(loader)) == 4  # the session is open
-    each, seen = threading.Barrier(2, timeout=30), []
-
-    def loop():
-        each.wait()
-        for (batch,) in loader:
-            seen.append(batch.tolist())
-            each.wait()
-
-    loops = [threading.Thread(target=loop) for _ in range(2)]
-    for one in loops:
-        one.start()
-    for one in loops:
-        one.join()
-    assert sorted(seen) == sorted(2 * order)
+    loader = DataLoader(rows, batch_sampler=order, num_workers=1, backend="prefetch")
+    with ThreadPoolExecutor(2) as pool:
+        epochs = list(pool.map(lambda _: [batch.tolist() for (batch,) in loader], range(2)))
+    assert epochs == [order, order]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_forked_process_cannot_go_on_with_an_iterator(workers):
+def test_a_forked_process_cannot_go_on_with_an_iterator():
     rows = TensorDataset(torch.arange(24))
-    batches = iter(DataLoader(rows, 4, num_workers=workers, backend="prefetch"))
+    batches = iter(DataLoader(rows, 4, num_workers=1, backend="prefetch"))
     whole = next(batches)[0].tolist()
 
     def child():
@@ -389,40 +312,18 @@ def test_workers_that_a_framework_shuts_down_in_the_midst_of_an_epoch():
         list(batches)
 
 
-@pytest.mark.usefixtures("workers_end_fast")
-@pytest.mark.nightly
-def test_a_timeout_counts_from_when_the_loop_waits(tmp_path):
-    go = tmp_path / "go"
-
-    def sample(index):
-        return index if index < 1 or (index == 1 and becomes_true(go.exists)) else hangs(index)
-
-    options = {"num_workers": 1, "timeout": 2, "backend": "prefetch"}
-    batches = iter(DataLoader(MapDataset(sample), **options))
-    assert next(batches) == 0
-    time.sleep(2)  # a step as long as the time-out, in which no batch comes
-    threading.Timer(0.5, go.touch).start()
-    assert next(batches) == 1
-    with pytest.raises(RuntimeError, match=r"^DataLoader timed out after 2 seconds$"):
-        next(batches)
-
-
 # What it says
 
 
 @pytest.mark.usefixtures("workers_end_fast")
 def test_an_error_in_a_worker_names_the_samples():
-    for options, number, named in (
-        ({"batch_size": 2}, 3, "one of 2 samples: 4, 5"),
-        ({"batch_size": None}, 6, "sample 5"),
-        ({"batch_size": 100, "sampler": [5, *[0] * 99]}, 1, f"100 samples: 5, {'0, ' * 63}..."),
-    ):
-        loader = DataLoader(MapDataset(fails_at_five), num_workers=1, backend="prefetch", **options)
-        with pytest.raises(Unloadable) as caught:
-            list(loader)
-        sample, batch = caught.value.__notes__
-        assert sample.endswith(named)
-        assert batch == f"dataloaders: while batch {number} of this epoch was taken ahead"
+    loader = DataLoader(MapDataset(fails_at_five), 2, num_workers=1, backend="prefetch")
+    with pytest.raises(Unloadable) as caught:
+        list(loader)
+    assert caught.value.__notes__ == [
+        "dataloaders: raised in a worker by one of 2 samples: 4, 5",
+        "dataloaders: while batch 3 of this epoch was taken ahead",
+    ]
 
 
 def test_explain():
@@ -430,13 +331,11 @@ def test_explain():
         (Prefetch(device="cpu", ahead=3), 2, "a thread takes up to 3 batches ahead"),
         (Prefetch(), 0, "num_workers=0: the dataset's own code runs on the loop's thread"),
         (Prefetch(device="xpu:1"), 2, "xpu:1: copied on a side stream, from pinned memory"),
-        (Prefetch(device="cuda:0", pin_memory=False), 2, "from pageable memory"),
     ):
         loader = DataLoader(MapDataset(tensor_sample), num_workers=workers, backend=backend)
         assert words in re.sub(r"  +", ": ", str(loader.explain()))
-    for device in ("cuda:0", "xpu:1"):
-        plan = DataLoader([1], backend="stock", device=device).explain()
-        assert (plan.backend, plan.delivers) == ("prefetch", device)
+    plan = DataLoader([1], backend="stock", device="cuda:0").explain()
+    assert (plan.backend, plan.delivers) == ("prefetch", "cuda:0")
     assert DataLoader([1], backend="stock", device="cpu").explain().backend == "stock"
     # The user's own code may give tensors on a device, which torch's pinning refuses.
     loader = DataLoader(MapDataset(tensor_sample), pin_memory=True)
@@ -444,10 +343,10 @@ def test_explain():
     assert Prefetch().changes(loader, torch.device("cpu")) == {}
 
 
-@pytest.mark.parametrize(("kind", "delivers"), [("xpu", "xpu:1"), ("mps", "cpu"), (None, "cpu")])
+@pytest.mark.parametrize(("kind", "delivers"), [("xpu", "xpu:1"), ("mps", "cpu")])
 def test_the_default_device_is_the_accelerator_if_it_has_streams(kind, delivers, monkeypatch):
     # A machine with that device: there is none here.
-    device = None if kind is None else torch.device(kind)
+    device = torch.device(kind)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **check: device)
     monkeypatch.setattr(torch.xpu, "current_device", lambda: 1)
     assert DataLoader([1], num_workers=1, backend="prefetch").explain().delivers == delivers
@@ -474,32 +373,17 @@ def test_ranks_that_would_share_a_device_are_warned_once(monkeypatch):
         assert len(list(loader)) == 2
     assert caught[0].filename == __file__
     assert len(list(loader)) == 2  # warnings are errors here
-    assert len(list(DataLoader([1, 2], backend=Here(tail=False, device="cuda:0")))) == 2
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    assert len(list(DataLoader([1, 2], backend=Here(tail=False)))) == 2
 
 
 def test_invalid_options_raise_at_once():
     for options, message in (
-        ({"ahead": True}, r"Prefetch\(ahead=True\): must be an int of at least 1"),
         ({"ahead": 0}, r"ahead=0"),
         ({"device": "nowhere"}, r"Prefetch\(device='nowhere'\): must be a torch device"),
         ({"pin_memory": "auto"}, r"pin_memory='auto'\): must be True or False"),
         ({"inner": Synthetic()}, r"inner='synthetic'\): that backend delivers on the device"),
-        ({"inner": 3}, r"inner=3\): must be a backend"),
         ({"dtype": torch.int64}, r"dtype=torch.int64\): must be a float dtype"),
         ({"memory_format": torch.channels_last_3d}, r"memory_format=.*must be one of"),
         ({"tail": False, "dtype": torch.float16}, r"tail=False\) with dtype="),
     ):
         with pytest.raises(OptionError, match=message):
             Prefetch(**options)
-
-
-def test_the_stages_have_names_in_a_profile():
-    loader = numbers_loader()
-    list(loader)
-    every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    with torch.profiler.profile(experimental_config=every_thread, acc_events=True) as profile:
-        list(loader)
-    names = {event.key for event in profile.key_averages()}
-    assert {"dataloaders: wait", "dataloaders: take"} <= names

@@ -220,13 +220,10 @@ def test_options_that_cannot_be():
         ({"block": True}, r"BlockShuffle\(block=True\): must be an integer"),
         ({"block": 2, "window": 0}, r"BlockShuffle\(window=0\): must be an integer from 1"),
         ({"block": 2, "seed": 2**63}, "must be an integer from -9223372036854775808 to"),
-        ({"block": 2, "seed": "a"}, r"BlockShuffle\(seed='a'\): must be an integer"),
         ({"block": 2, "num_replicas": 2, "rank": 2}, "ranks are counted from 0, so the last .* 1"),
-        ({"block": 2, "rank": -1}, r"BlockShuffle\(rank=-1\): must be an integer from 0"),
     ):
         with pytest.raises(OptionError, match=message):
             BlockShuffle(range(9), **options)
-    assert repr(BlockShuffle([], block=2)) == "BlockShuffle([], block=2, window=128, seed=None)"
     sampler = BlockShuffle(range(9), block=2, rank=1)
     with pytest.raises(OptionError, match=r"rank=1, num_replicas=1\): ranks are counted from 0"):
         iter(sampler)

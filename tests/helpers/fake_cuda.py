@@ -54,23 +54,16 @@ class Block:
 
 
 class FakeCuda:
-    """Has the methods of ``backends.prefetch.device.Device``, and those that a test drives it by.
-
-    Attributes:
-        idle: cleared, the device does nothing, and threads that wait for it wait.
-    """
+    """The methods of ``backends.prefetch.device.Device``, and those that a test drives it by."""
 
     def __init__(self, seed: int) -> None:
         self.device = torch.device("cpu")
         self.default = FakeStream()
         self.streams = [self.default]
         self.blocks: list[Block] = []
-        self.calls: list[str] = []
-        self.idle = threading.Event()
-        self.idle.set()
         self._lock = threading.RLock()
         self._here = threading.local()
-        self._pinned: list[torch.Tensor] = []
+        self.pinned: list[torch.Tensor] = []
         self._random = random.Random(seed)
 
     # What prefetching calls
@@ -99,21 +92,18 @@ class FakeCuda:
         stream.queue.append(event.is_set)
 
     def thread_waits(self, event: threading.Event) -> None:
-        self.calls.append("thread waits")
         while not event.is_set():
-            self.idle.wait()
             with self._lock:
                 assert event.is_set() or self.progress(1), "a deadlock: no stream can go on"
 
     def pinned_like(self, leaf: torch.Tensor) -> torch.Tensor:
-        self.calls.append("pin")
         nbytes = leaf.numel() * leaf.element_size()
-        self._pinned.append(torch.full((nbytes,), POISON, dtype=torch.uint8))
+        self.pinned.append(torch.full((nbytes,), POISON, dtype=torch.uint8))
         strides = torch.empty_like(leaf, device="meta").stride()
-        return self._pinned[-1].view(leaf.dtype).as_strided(leaf.shape, strides)
+        return self.pinned[-1].view(leaf.dtype).as_strided(leaf.shape, strides)
 
     def is_pinned(self, leaf: torch.Tensor) -> bool:
-        return any(_within(leaf, memory) for memory in self._pinned)
+        return any(_within(leaf, memory) for memory in self.pinned)
 
     def empty_like(self, leaf: torch.Tensor) -> torch.Tensor:
         nbytes = leaf.numel() * leaf.element_size()
@@ -196,7 +186,7 @@ class FakeCuda:
         return any(_within(leaf, block.memory) for block in self.blocks)
 
     def _owner(self, leaf: torch.Tensor) -> torch.Tensor:
-        for memory in (*self._pinned, *(block.memory for block in self.blocks)):
+        for memory in (*self.pinned, *(block.memory for block in self.blocks)):
             if _within(leaf, memory):
                 return memory
         raise AssertionError("this tensor lies neither on the device nor in pinned memory")
