@@ -153,6 +153,14 @@ def test_unmeasured_steps_count_without_waits_for_other_loaders():
         assert loop.taken(loop.blocks.give(torch.zeros(4)), step) is is_left
 
 
+def test_a_block_begins_with_a_cycle_or_after_two():
+    """After two cycles, since none is seen to begin."""
+    loop = Loop(plan=Plan(refill=0, warm_up=2, batches=6, segment=3, most_s=99.0, cycle=3))
+    loop.has_cycles_of_three()
+    assert loop.run("synthetic", 0.5) == BlockTimes(3.0, 6, (Segment(1.5, 3),) * 2)
+    assert (loop.given, loop.schedule.asked.cycle, loop.blocks.cycle) == (14, 3, 3)
+
+
 def test_each_resident_batch_is_written_into_once():
     """Also if a cycle would begin later."""
     loop = Loop()

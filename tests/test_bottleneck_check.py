@@ -262,7 +262,7 @@ class TestRhythm:
         """Also within a segment: of steps that a loop skips at first, it has thousands."""
         steps = itertools.chain([quick] * steps, itertools.repeat(0.5))
         checked(PlayedLoader(time, [0.0001]), steps, time, 6)
-        assert time.now() < 12
+        assert time.now() < 7
 
 
 class TestLoops:

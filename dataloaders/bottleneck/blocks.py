@@ -240,13 +240,13 @@ class Blocks:
             for (first, last), fact in zip(itertools.pairwise(marks), facts, strict=True)
             if fact is not None
         ]
-        waits = sum(one.elsewhere for one in kept) / max(1, sum(one.steps for one in kept))
+        if not kept:
+            return None
+        waits = sum(one.elsewhere for one in kept) / sum(one.steps for one in kept)
         asynchronous = self.schedule.asynchronous
         if asynchronous and lag_s >= waits:
             # The device always had work, which hid the waits for other loaders.
             kept = [one._replace(elsewhere=0.0) for one in kept]
-        if not kept:
-            return None
         alike = plan.cycle == 1 and not (asynchronous or self.writes or varied)
         warm_up = tuple(self._warm_up[1:]) if alike else ()  # the first follows another arm
         busy_share = statistics.fmean(busy) if busy else 1.0
