@@ -132,9 +132,12 @@ def test_rows_that_are_asked_for_before_the_first_one_is_given_out():
 
 def test_a_list_of_the_epoch_reads_nothing(clock):
     """Wrappers that take all indices at once would otherwise have the whole file read."""
-    file = Rows(200_000, row_bytes=1 << 20)
-    assert len(list(BlockShuffle(file, seed=0))) == len(file)
+    file = Rows(20_000, row_bytes=1 << 20)
+    rows = iter(BlockShuffle(file, seed=0))
+    taken = [next(rows) for _ in range(10_000)]
     assert len(file.asked) == 256 + 64 + 2 * 64  # at its first row and 64 MiB later
+    clock[0] += 2  # 32 GiB later it is no list
+    assert len(taken + list(rows)) == len(file.asked) == len(file)
 
 
 # The same everywhere
