@@ -102,12 +102,9 @@ def unfinished_at(path: Path) -> Path:
 
 def parts_in(folder: Path) -> list[Path]:
     """Return the files in ``folder`` that have the name of a part."""
-    try:  # not by glob, which takes a folder that it cannot read for an empty one
+    with suppress(FileNotFoundError):  # glob takes a folder that it cannot read for an empty one
         return [folder / name for name in os.listdir(folder) if _PART.fullmatch(name)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise CacheError(f"{folder}, for the parts, cannot be read: {error.strerror}") from error
+    return []
 
 
 class BuildFolder:
