@@ -8,7 +8,7 @@ import torch
 import torchvision.transforms as v1
 from PIL import Image
 from torch import nn
-from torch.utils.data import ConcatDataset, StackDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, Subset, random_split
 from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import v2
 
@@ -122,7 +122,6 @@ HOLDERS = {
     "Subset of ConcatDataset of equal chains": lambda folder: Subset(
         ConcatDataset([folder(TRAIN), folder(train())]), [0, 7, 11]
     ),
-    "StackDataset": lambda folder: StackDataset(a=folder(TRAIN), b=folder(train())),
     "own dict": lambda folder: Wrapped(
         Subset(folder(TRAIN), [3, 4]),
         lambda index, image, label: {"index": index, "inputs": {"image": image}, "label": label},
@@ -203,14 +202,6 @@ class Sometimes(ImageFolder):
         if index % 2:
             return super().__getitem__(index)
         return v1.functional.to_tensor(self.loader(self.samples[index][0])), 0
-
-
-def test_joint_transforms_are_kept_whole(path):
-    dataset = Joint(transforms=v2.Compose([v2.Resize(10), v2.ToImage()]))
-    cached = built(dataset, path)
-    assert cached.index.head[0] == "Resize(size=[10], interpolation=bilinear, antialias=True)"
-    assert cached.index.tail == ()
-    assert_all_equal(cached, dataset)
 
 
 CANNOT = {

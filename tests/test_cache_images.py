@@ -19,8 +19,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.io import decode_image
 from torchvision.transforms import v2
 
-from backends.h5 import H5
-from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, Encoded, precompute, verify
 from dataloaders.cache.sample.encoding import encoded
 from dataloaders.cache.sample.leaf import fits, value_of
@@ -268,22 +266,6 @@ def test_bytes_that_are_no_such_image(path, kind, data, text):
     cached = build_of_bytes(path, kind, data)
     for read, row in ((cached.__getitem__, 1), (cached.__getitems__, [1])):
         refused(f"column 'sample', row 1: a leaf of kind '{kind}'.*{text}", read, row)
-
-
-def test_what_the_backend_says(path, photos, tmp_path):
-    dataset = ImageFolder(photos, v2.Compose([v2.RandomCrop(9), v2.PILToTensor()]))
-
-    def first(backend, of=dataset):
-        return next(iter(DataLoader(of, backend=backend)))
-
-    built(dataset, path, images=Encoded("jpeg", 70))
-    plan = str(H5(path).explain(DataLoader(dataset)))
-    assert f"rows of {path} with images as jpeg, quality 70\n" in plan
-    packed = H5(tmp_path / "no.h5", images="packed")
-    refused("an image that Pillow did not open from", first, packed, Photos())
-    rule = "images: jpeg, quality 70 when it was built, png now"
-    refused(rule, first, H5(path, images="png"))
-    refused("images='gif'", H5, images="gif", error=OptionError)
 
 
 # `images="packed"`: the files that a dataset opens, found by recording its own code
