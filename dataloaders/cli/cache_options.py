@@ -33,8 +33,8 @@ command goes on where it stopped. A second process that builds the same file wai
 
 Under torchrun each rank builds the parts of its own samples, and one of them writes train.h5. Give
 --shard RANK/OF where something else starts the processes (--shard $SLURM_PROCID/$SLURM_NTASKS),
-and --no-wait where machines share no folder: then copy the parts into one train.parts, and build
-once more without --shard, which only joins them.
+and --no-wait where machines share no folder: then copy all files of each train.parts into one, and
+build once more with the same options, without --shard: this only joins them.
 
 examples:
   dataloaders cache build photos/train train.h5 --resize 256 --crop 256

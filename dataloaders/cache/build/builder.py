@@ -115,7 +115,7 @@ def precompute(
             dataset and path: each builds the parts of its samples, then those that are left by a
             rank that ended or has not begun. One joins all, and each returns the whole. With
             ``wait=False`` a rank returns a cache of its own samples as soon as these are built, and
-            nothing is joined: copy the parts of all into one folder, and call this without it.
+            nothing is joined: copy the folders of all into one, and call this without ``shard``.
         check: "contents" compares a few samples, read in another process, with the file that is
             there. None: its class, length, transforms, classes and the indices of a Subset are
             compared, and none is read.
