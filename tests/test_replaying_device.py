@@ -127,6 +127,15 @@ def test_colours_and_warps_are_pillows(name, replay):
         assert_same(replay.apply(recorded), stock)
 
 
+def test_colours_are_pillows_whatever_the_users_default_dtype_is(replay):
+    stock, recorded = both(exact("jitter"))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert_same(replay.apply(recorded), stock)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def levels_off(replay, photos, op):
     """How far each byte is from stock's: no further than ``op`` may be."""
     stock, recorded = both(photos)

@@ -152,7 +152,7 @@ def hue(images: Tensor, shifts: Sequence[int]) -> Tensor:
     index = (sector * 256 + chroma) * 256 + value - middle
     turned = (_taken(hues, index) + shift.view(-1, 1, 1)) & 255
     shade = _taken(saturations, chroma * 256 + value) * value
-    divisor = torch.full((), 65025.0, device=images.device)
+    divisor = torch.full((), 65025.0, dtype=torch.float32, device=images.device)
     out = torch.empty_like(images)
     for channel, place in enumerate((5, 3, 1)):
         k = (turned * 6 + 255 * place) % 1530
