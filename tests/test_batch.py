@@ -259,6 +259,8 @@ def test_describe():
         (batch, "{image: float32 2x3, label: [int64 scalar, str]}"),
         (torch.zeros(2, device="meta"), "float32 2 meta"),
         (["a"] * 9, "list of 9 str"),
+        ((1,) * 8, "[" + ", ".join(["int"] * 8) + "]"),
+        ([torch.zeros(1)] * 9, "[" + ", ".join(["float32 1"] * 9) + "]"),
         (np.zeros((2, 3), np.uint8), "ndarray uint8 2x3"),
     ):
         assert tree.describe(value) == words
