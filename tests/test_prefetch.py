@@ -312,6 +312,24 @@ def test_workers_that_a_framework_shuts_down_in_the_midst_of_an_epoch():
         list(batches)
 
 
+@pytest.mark.usefixtures("workers_end_fast")
+@pytest.mark.nightly
+def test_a_timeout_counts_from_when_the_loop_waits(tmp_path):
+    go = tmp_path / "go"
+
+    def sample(index):
+        return index if index < 1 or (index == 1 and becomes_true(go.exists)) else hangs(index)
+
+    options = {"num_workers": 1, "timeout": 2, "backend": "prefetch"}
+    batches = iter(DataLoader(MapDataset(sample), **options))
+    assert next(batches) == 0
+    time.sleep(2)  # a step as long as the time-out, in which no batch comes
+    threading.Timer(0.5, go.touch).start()
+    assert next(batches) == 1
+    with pytest.raises(RuntimeError, match=r"^DataLoader timed out after 2 seconds$"):
+        next(batches)
+
+
 # What it says
 
 

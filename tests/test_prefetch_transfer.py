@@ -96,6 +96,23 @@ def test_device_memory_is_bounded_however_far_the_host_runs_ahead(ahead):
     assert cuda.bytes_allocated() <= (ahead + 2) * (4 * 3 * 5 * 4 + 2 * 8)
 
 
+def test_a_batch_waits_for_its_own_copies_and_for_no_later_ones():
+    cuda = FakeCuda(0)
+    transfer = PlayedPrefetch(cuda=cuda).transfer()
+    transfer.start()
+    first, second = transfer.send(batch_of(0)), transfer.send(batch_of(1))
+    batch = transfer.receive(first)
+    side = cuda.streams[1]
+    while not first.copied.is_set():
+        assert side.queue[0]() is not False
+        side.queue.popleft()
+    while cuda.default.queue:  # what the consumer's stream waits for has happened
+        assert cuda.default.queue[0]() is not False
+        cuda.default.queue.popleft()
+    assert not second.copied.is_set()
+    assert_same(batch, batch_of(0))
+
+
 LEAVES = {
     "transposed": torch.arange(24.0).reshape(2, 3, 4).transpose(1, 2),
     "channels_last": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
