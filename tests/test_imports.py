@@ -82,6 +82,7 @@ def test_the_exports():
     functions = "bottleneck_check check_bottleneck tune wrap"
     assert sorted(dataloaders.__all__) == f"{names} {functions}".split()
     assert all(hasattr(dataloaders, name) for name in dataloaders.__all__)
+    assert set(dataloaders.__all__) <= set(dir(dataloaders))  # what consoles complete
 
 
 def test_a_backend_imports_no_other_backend():
