@@ -402,10 +402,6 @@ class TestLoops:
         assert str(report).startswith("INPUT-BOUND")
         assert shown == []  # by rich, beside what is returned
 
-    def test_a_stdout_of_the_scripts_own_needs_no_isatty(self, time, monkeypatch):
-        monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=str))
-        assert checked(PlayedLoader(time, [0.01]), 0.01, time, 2).verdict == "input-bound"
-
 
 class TestTraces:
     def test_a_step_that_writes_into_its_batch_sees_what_the_loader_delivered(self, time):

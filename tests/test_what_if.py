@@ -290,12 +290,7 @@ MISSING = "cores are missing: with twice as many, the loop is 1.44 x (1.10 to 1.
 @pytest.mark.parametrize(
     ("found", "advice", "last"),
     [
-        (
-            [OUT, CORES, DALI],
-            [UNSURE, TRY, MISSING, "do less a sample: "],
-            "-> do less",
-        ),
-        ([OUT, CORES, H5], [TRY, MISSING], '   DataLoader(..., backend="h5")'),
+        ([OUT, CORES, DALI], [UNSURE, TRY, MISSING, "do less a sample: "], "-> do less"),
         ([replace(H5, measured=exactly(1.6)), CORES], [], '   DataLoader(..., backend="h5")'),
     ],
 )
