@@ -7,11 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import h5py
-import hdf5plugin
 import numpy as np
 import pytest
 import torch
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -25,6 +23,9 @@ from helpers.cached import build, built, refused, spoil
 from helpers.compare import assert_same, bits
 from helpers.datasets import Made
 from helpers.processes import takes_less_than
+
+hdf5plugin = pytest.importorskip("hdf5plugin", reason="needs hdf5plugin")
+zstandard = pytest.importorskip("zstandard", reason="needs zstandard")
 
 FILTERS = {"zstd": "32015", "gzip": "gzip"}  # as h5py has them
 BOTH = pytest.mark.parametrize("codec", FILTERS)
