@@ -138,7 +138,7 @@ def test_one_draw_without_effect_anywhere_in_the_build(name, path):
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("at", [0, 15, 16, UNSTUDIED, SIZE - 1])
+@pytest.mark.parametrize("at", [0, 63, 64, UNSTUDIED, SIZE - 1])
 @pytest.mark.covering
 def test_draws_in_workers_and_where_samples_may_be_left_out(at, num_workers, on_error, path):
     dataset = drawing(lambda: (torch.rand(()), random.random()), [at])

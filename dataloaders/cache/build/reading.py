@@ -12,7 +12,7 @@ import random
 import threading
 import traceback
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from dataloaders.cache.sample.leaf import Leaf
 from dataloaders.cache.sample.sample import Structure, split
 from dataloaders.errors import CacheError, add_note
 from dataloaders.options import option
+from dataloaders.seeding.states import states_now
 
 BYTES_PER_LEAF = 200
 """What a leaf takes in memory besides its values, about."""
@@ -124,31 +125,17 @@ def seed_for(index: int, turn: int = 0) -> int:
 
 
 class DrawDetector:
-    """Seeds the generators as `seed_for` does, and detects draws from them and seedings.
-
-    NumPy's and ``random``'s generators each have a copy with the same state. A check draws two
-    floats from both, 106 bits: equal states give equal bits, and other states do so with a
-    probability of 2**-106. torch's state is compared whole. A check takes about 5 us for each row;
-    reading NumPy's and ``random``'s whole states would take more than 50 us.
-    """
+    """Seeds the generators as `seed_for` does, and detects draws from them and seedings."""
 
     def __init__(self, index: int) -> None:
-        number = seed_for(index)
-        self._torch = _torch_state()
-        self._numpy = np.random.RandomState(number % 2**32).random_sample
-        self._python = random.Random(number).random
+        seed_for(index)
+        self._before = _states()
 
     def moved(self) -> tuple[str, ...]:
         """Return the names of the generators that were drawn from or seeded; empty: none was."""
-        drawn, expected = np.random.random_sample, self._numpy
-        same = {
-            "torch": _torch_state() == self._torch,
-            "NumPy": (drawn(), drawn()) == (expected(), expected()),
-            "Python's random": (random.random(), random.random())
-            == (self._python(), self._python()),
-        }
-        return tuple(name for name, is_same in same.items() if not is_same)
+        return tuple(name for name, now in _states().items() if now != self._before[name])
 
 
-def _torch_state() -> bytes:
-    return torch.default_generator.get_state().numpy().tobytes()
+def _states() -> dict[str, Any]:
+    torchs, (_, words, *rest), pythons = states_now()
+    return {"torch": torchs, "NumPy": (words.tobytes(), rest), "Python's random": pythons}
