@@ -80,7 +80,11 @@ def find_values(dataset: Any) -> list[tuple[str, Any]]:
     data = [
         (where.rpartition(".")[2], value)
         for where, value in walked
-        if (type(value) in _CONTAINERS or isinstance(value, _ARRAYS) or hasattr(value, "to_numpy"))
+        if (
+            type(value) in _CONTAINERS
+            or isinstance(value, _ARRAYS)
+            or hasattr(type(value), "to_numpy")
+        )
         and id(value) not in indices
     ]
     is_data = {id(value) for _, value in data}
