@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from PIL import Image
 
 from dataloaders.cache import CachedDataset, Encoded, precompute, verify
 from helpers.cached import build_of_bytes, built, refused, spoil, stored_file
@@ -70,6 +71,8 @@ def test_what_the_index_says(tmp_path):
     small, told = first("c.h5", images=Encoded("jpeg", max_side=10))
     most = max(w * h for w, h in (sample["image"].size for sample in small))
     assert told[2] == most <= 100
+    tiny = Made(lambda index: Image.new("L", (1, 1), index), 2)
+    assert first("e.h5", tiny, images="png")[1][2] == 1
     joined = built(PICTURES, tmp_path / "f.h5", images="png", rows=3, single_file=False)
     assert said(joined.path) == said(png.path)
     assert len(CachedDataset(joined.path, largest=4 * LARGEST)[:]) == 9
