@@ -161,6 +161,13 @@ def test_a_block_begins_with_a_cycle_or_after_two():
     assert (loop.given, loop.schedule.asked.cycle, loop.blocks.cycle) == (14, 3, 3)
 
 
+def test_a_warm_up_ends_early_if_its_steps_become_slow():
+    for step_s, warm_up in ((0.5, 3), (3.0, 2)):
+        loop = Loop(plan=Plan(refill=0, warm_up=9, batches=9, segment=1, most_s=2.0))
+        for _ in range(2):
+            assert (loop.run("real", step_s).steps, loop.given) == (1, warm_up + 1)
+
+
 def test_each_resident_batch_is_written_into_once():
     """Also if a cycle would begin later."""
     loop = Loop()
@@ -206,13 +213,15 @@ def test_the_device_gets_as_much_work_as_it_had_before():
     loop.device.launch(9.0)
     assert loop.run("real", step).segments == (Segment(2.0, 2, 0.5),)
     assert loop.given == 6
+    waits = []
+    loop.blocks.feed.wait_until_idle = lambda *seconds: waits.append(seconds)
     loop.run("real", step)
-    assert loop.schedule.asked.lag_s == 4.0
+    assert (loop.schedule.asked.lag_s, waits) == (4.0, [(5.0, 1.0)])
 
 
 @pytest.mark.parametrize(
     ("budget_s", "cycle", "given"),
-    [(300.0, 1, 8), (300.0, 2, 16), (12.5, 1, 2), (12.0, 1, 0), (12.5, 2, 0)],
+    [(300.0, 1, 8), (300.0, 2, 16), (12.5, 1, 2), (12.0, 1, 0), (24.0, 2, 0)],
 )
 def test_steps_that_are_launched_at_once(budget_s, cycle, given):
     """The host takes a quarter of a second to launch an eighth."""
