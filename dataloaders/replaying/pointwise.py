@@ -50,7 +50,7 @@ class Pointwise:
                 self.dtype = dtype
                 if op != "v2.to_dtype":
                     self._add(torch.div, 255, channels)
-                elif (*args[1:], dict(kwargs).get("scale", False))[0]:
+                elif (*args[1:], dict(kwargs).get("scale"))[0]:
                     self._numbers.append((torch.mul, 1 / 255))  # v2 multiplies where v1 divides
 
     def _add(self, operation: Any, numbers: Any, channels: int) -> None:
