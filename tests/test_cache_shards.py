@@ -136,11 +136,14 @@ import os
 from helpers.datasets import Numbered
 
 class Killed(Numbered):
+    before = None
+
     def __getitem__(self, index):
-        # As the third rank reads it for itself, in the middle of its part.
-        if index == 28 and os.environ["RANK"] == "2" and not os.path.exists("killed"):
+        # In the middle of a part; whose it is, a late rank's may be made by another.
+        if (self.before, index) == (27, 28) and not os.path.exists("killed"):
             open("killed", "w").close()
             os.kill(os.getpid(), 9)
+        self.before = index
         return super().__getitem__(index)
 
 killed = Killed()
