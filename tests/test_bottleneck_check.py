@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import TensorDataset
 
-from bench.check.played import HostOn, PlayedLoader, VirtualTime
+from bench.check.played import HostOn, Loop, PlayedLoader, VirtualTime
 from dataloaders import DataLoader, bottleneck_check
 from dataloaders.bottleneck import Check, check_bottleneck
 from dataloaders.errors import CheckError, OptionError
@@ -212,6 +212,22 @@ class TestNoise:
         }
         assert not any(False in those for those in verdicts.values())
         assert verdicts[0.02, 0.01, 0] == [True] * seeds
+
+    @pytest.mark.parametrize("seed", [0, 7, 9])
+    @pytest.mark.parametrize("on_a_device", [False, True])
+    def test_slow_batches_that_no_block_measures_rule_step_bound_out(self, on_a_device, seed, time):
+        """One batch in 20 takes as long as 16 steps; a wait between blocks may hide it."""
+        draw = random.Random(seed)
+        loads = [1.6 if draw.random() < 0.05 else 0.05 for _ in range(2000)]
+        loop = Loop(tuple(loads), (0.1,), workers=2, queue=8, host_s=0.01)
+        assert loop.truth() > 1.2
+        if on_a_device:
+            loader, step = loop.made(time)
+            report = check_bottleneck(loader, step, clock=step.clock)
+        else:
+            report = checked(PlayedLoader(time, loads, workers=2), 0.1, time, 30)
+        assert report.verdict in ("input-bound", "inconclusive")
+        assert report.speedup_bound.high > 1.08
 
 
 class TestRhythm:

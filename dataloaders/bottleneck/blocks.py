@@ -51,6 +51,9 @@ class Blocks:
         writes: whether the step writes into its batch.
         step_cores: cores that this process keeps busy during a step.
         lead: real steps with which the next real block begins.
+        unmeasured: real steps before the first marks.
+        lost_s: seconds that training would have waited for slow batches, at least, where no real
+            block measured it.
         now: returns the host's time in seconds.
         interrupted: whether the loop did something else since its last batch.
     """
@@ -70,6 +73,7 @@ class Blocks:
         self.writes = self.interrupted = False
         self.step_cores = 1.0
         self.lead: tuple[Segment, ...] = ()
+        self.unmeasured, self.lost_s = 0, 0.0
         self.now = host.now
         self.held_up = host.held_up
         self._lag_s = 0.0  # of the device's work, left when the last real block ended
@@ -107,19 +111,32 @@ class Blocks:
             batches = min(batches, len(self.pool) - warm_up)
         if plan.refill:
             # Before the queue is brought to its level, since workers go on during these steps.
+            idle = self.now()
             self.feed.wait_until_idle(self.patience_s, self.real_s)
+            self._waited(self.now() - idle)
             self.clock.wait()
             for batch in self.pool.issue("synthetic", plan.refill):
                 yield from self.give(batch)
+        begin, real = self.now(), arm.name == "real"
         arm.begin(self)
+        if not real:  # bringing the queue to a level takes as long as it takes
+            self._waited(self.now() - begin)
         align = 0 if plan.writes else 2 * plan.cycle
-        take = arm.take(self, warm_up + align + batches)
-        yield from self._warmed_up(arm, take, warm_up, plan, began)
+        take, given = arm.take(self, warm_up + align + batches), self.log.given
+
+        def unmeasured() -> Batch:
+            asked = self.now()
+            batch = take()
+            self._waited(self.now() - asked - self._lag_s)
+            return batch
+
+        yield from self._warmed_up(arm, unmeasured, warm_up, plan, began)
         for _ in range(align):
             if self.rhythm.aligned:
                 break
-            yield from self.give(take())
-        lead = self.lead if arm.name == "real" else ()
+            yield from self.give(unmeasured())
+        self.unmeasured += (self.log.given - given) * real
+        lead = self.lead if real else ()
         took = yield from self._measured(arm, take, plan, batches, began, lead)
         if not plan.writes and self.pool.written():
             self.writes = True
@@ -129,7 +146,7 @@ class Blocks:
             self.pool.restore()
         if took is None:
             return None
-        if arm.name == "real":
+        if real:
             self.real_s, self.lead = took.per_batch, ()
             self.ready = self.feed.ready()
         elif arm.name == "synthetic":
@@ -209,6 +226,8 @@ class Blocks:
                 waited += given - begin
                 if real:
                     log.waited(given - begin, feed)
+                else:
+                    self._waited(given - begin - self._lag_s)
                 if varied:
                     size += nbytes(batch)
                     new_shape = self._is_new_shape(batch) or new_shape
@@ -251,6 +270,16 @@ class Blocks:
         warm_up = tuple(self._warm_up[1:]) if alike else ()  # the first follows another arm
         busy_share = statistics.fmean(busy) if busy else 1.0
         return block_of([*lead, *kept], warm_up=warm_up, held=held, busy=busy_share)
+
+    def _waited(self, seconds: float) -> None:
+        """Note an unmeasured wait for the loader, without what a device's work hides of it.
+
+        If the step is the limit, the batches in flight are made within as many steps. What takes
+        longer is a slow batch, for which training would have waited as well.
+        """
+        feed, step_s = self.feed, self.real_s if math.isnan(self.step_s) else self.step_s
+        if feed.countable and feed.taken > feed.in_flight:  # not while workers start
+            self.lost_s += max(0.0, seconds - feed.in_flight * step_s)
 
     def _interruption(self, step_s: float) -> bool:
         """Note a step of ``step_s`` seconds; return whether the loop did something else in it."""

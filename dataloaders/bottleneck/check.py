@@ -378,4 +378,6 @@ class Check:
             turn=max(1, feed.workers),
             epoch_starts=[start + end_s for start in feed.epoch_starts] if feed.length else (),
             length=feed.length or 1,
+            unmeasured=self._blocks.unmeasured,
+            lost_s=self._blocks.lost_s,
         )

@@ -34,6 +34,9 @@ class Loop:
         epoch_starts: seconds that the loop waited from the end of an epoch to the first batch of
             the next one.
         length: batches of an epoch.
+        unmeasured: real steps that no block measured.
+        lost_s: seconds that training would have waited for slow batches, at least, where no block
+            measured it.
     """
 
     asynchronous: bool = False
@@ -42,6 +45,8 @@ class Loop:
     ranks: bool = False
     epoch_starts: Sequence[float] = ()
     length: int = 1
+    unmeasured: int = 0
+    lost_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,11 @@ def analyse(rounds: Sequence[Round], *, part: Round | None = None, **facts: Any)
     loop, everything = Loop(**facts), [*rounds, part or {}]
     loop = replace(loop, asynchronous=loop.asynchronous or loop.ranks)
     found = corrected(rounds, part or {}, loop)
-    estimates = [undisturbed(one, everything, loop) for one in estimates_of(found, loop)]
+    steps = sum(one["real"].steps for one in everything if "real" in one)
+    estimates = [
+        _doubted(undisturbed(one, everything, loop), steps, loop)
+        for one in estimates_of(found, loop)
+    ]
     if not estimates:
         return Analysis()
     named: list[tuple[Verdict, Estimate]] = [
@@ -108,6 +112,16 @@ def analyse(rounds: Sequence[Round], *, part: Round | None = None, **facts: Any)
 def _says_something(bound: Interval) -> bool:
     """Whether an interval is worth printing: not too wide (0.04 to 8555), nor far below 1."""
     return bound.low > 0 and bound.high / bound.low <= _WIDEST and bound.high >= _LEAST
+
+
+def _doubted(found: Estimate, steps: int, loop: Loop) -> Estimate:
+    """Widen a bound that says step-bound to its value with slow batches that no block measured."""
+    bound, step_s = found.bound, found.means["synthetic"]
+    if not loop.lost_s or bound.high > STEP_BOUND_UP_TO:
+        return found
+    seconds = steps * found.means["real"] + loop.unmeasured * step_s + loop.lost_s
+    high = max(bound.high, seconds / (steps + loop.unmeasured) / step_s)
+    return replace(found, bound=replace(bound, high=high))
 
 
 def name(
