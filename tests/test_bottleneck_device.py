@@ -116,6 +116,12 @@ def test_a_dropped_batch_that_waits_for_another_worker_is_no_contention():
     assert report.stalls["contention"].estimate == pytest.approx(0.0, abs=1e-3)
 
 
+def test_a_round_in_which_steps_become_too_slow_for_an_arm_goes_on():
+    """Of steps that wait for a batch of 9 s, few fit into the budget: "contended" is left out."""
+    report = checked(Loop((*[0.15] * 9, 9.0), (0.3,), host_s=0.03, workers=1, queue=8))
+    assert report.verdict in ("input-bound", "inconclusive")
+
+
 def test_every_batch_is_taken_on_the_loops_own_thread():
     """Also those that are dropped beside the step: next() runs the loader's sampler."""
     loop = Loop((0.03,), (0.02,), workers=1)

@@ -301,7 +301,7 @@ class Check:
         arms = blocks.arms
         for arm in arms:
             while arm.name not in self._round:
-                took = yield from self._block(arm)
+                took = yield from self._block(arm, sum(one.name not in self._round for one in arms))
                 if took is not None:
                     self._round[arm.name] = took
                     self._show_progress(arm.name)
@@ -315,9 +315,11 @@ class Check:
             longer = self._schedule.adapt(len(arms), *spreads)
             self._round_s.extend([seconds * longer for seconds in self._round_s])
 
-    def _block(self, arm: Arm) -> Generator[Batch, None, BlockTimes | None]:
-        """Yield one block of ``arm``; return None if it has to run again, which rank 0 decides."""
-        missing = sum(one.name not in self._round for one in self._blocks.arms)
+    def _block(self, arm: Arm, missing: int) -> Generator[Batch, None, BlockTimes | None]:
+        """Yield one of the round's ``missing`` blocks; return None if it has to run again.
+
+        Rank 0 decides that.
+        """
         left_s = self._schedule.left_s(len(self._rounds), self._seconds()) / missing
         ran = yield from self._blocks.run(arm, left_s)
         again = self._schedule.agree(float(ran is None))[0]
