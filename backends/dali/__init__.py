@@ -20,7 +20,7 @@ import nvidia.dali  # noqa: F401 - an error here names the command that installs
 import torch
 
 from dataloaders import registry
-from dataloaders.backend import Backend, Session, Specification
+from dataloaders.backend import Backend, Session, Specification, check_images
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.machine.resources import usable_cores
 from dataloaders.plan import Plan
@@ -83,10 +83,7 @@ class Dali(Backend):
             )
         if isinstance(self.fast, str) or not set(self.fast) <= set(FAST):
             raise OptionError(f"Dali(fast={self.fast!r}): must be ('resize',) or ()")
-        if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
-            raise OptionError(
-                f"Dali(dtype={self.dtype!r}): must be a float dtype such as torch.bfloat16"
-            )
+        check_images(self)
         if not 0 <= self.hw_decoder_load <= 1:
             raise OptionError(
                 f"Dali(hw_decoder_load={self.hw_decoder_load!r}): must be between 0 and 1"
